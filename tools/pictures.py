@@ -1,7 +1,8 @@
 """Make the pictures of the README: python tools/pictures.py [terminal] [compare]
 
 Each comes from a real command, run in an empty folder on the data that ships with distcore: the last screen of a
-training run in a terminal, and the plots of the page that `distcore compare` writes. Speeds are those of this machine.
+training run in a terminal, and the plots of the page that `distcore compare` writes, in Chromium. Speeds are those of
+this machine.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from browser import Browser
 from rich.console import Console
 from rich.text import Text
 
@@ -36,10 +38,8 @@ OUTPUT = re.compile(
     r"(?P<text>(?:\x1b\[[\d;]*m|[^\x1b\r\n])+)"
 )
 """What rich sends to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colors."""
-PLOT = re.compile(r'<h2>([^<]+)</h2>\n<svg viewBox="0 0 \d+ (\d+)"[^>]*>(.*?)</svg>', re.S)
-"""Title, height and content of a plot of the page that has no legend."""
-WIDTH, TITLE, GAP = 760, 30, 14
-"""In pixels: width of a plot of the page, height of a title, and distance between plots."""
+WIDTH = 1040
+"""Pixels of the page whose plots are shown."""
 
 
 def terminal(folder: Path) -> str:
@@ -95,28 +95,14 @@ def last_screen(output: str) -> list[str]:
     return lines
 
 
-def compare(folder: Path) -> str:
-    """Return the plots of the page of a comparison, one below the other."""
+def compare(folder: Path) -> bytes:
+    """Return a picture of the plots on the page of a comparison."""
     done = subprocess.run([sys.executable, "-m", *shlex.split(COMPARE)], cwd=folder, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
-    return plots_of((folder / "compare/compare.html").read_text(encoding="utf-8"))
-
-
-def plots_of(page: str) -> str:
-    """Return the plots of a page that need no legend as one picture, with the page's own style."""
-    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
-    style = re.sub(r"^(svg|body) \{.*?\}\n?", "", style, flags=re.M | re.S)  # the sizes of the page
-    drawn, y = [], 0
-    for title, height, plot in PLOT.findall(page):
-        drawn.append(f'<text x="12" y="{y + 20}" font-weight="600">{title}</text>')
-        drawn.append(f'<g transform="translate(0 {y + TITLE})">{plot}</g>')
-        y += TITLE + int(height) + GAP
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
-        f'font-family="system-ui, sans-serif" font-size="12"><style>{style}</style>\n'
-        f'<rect width="{WIDTH}" height="{y}" style="fill: var(--paper)"/>\n' + "\n".join(drawn) + "\n</svg>\n"
-    )
+    with Browser(folder / "browser") as window:
+        window.open(folder / "compare/compare.html", WIDTH)
+        return window.picture(".figures")
 
 
 def main() -> None:
@@ -129,9 +115,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="distcore-") as folder:
             picture = pictures[name](Path(folder))
             for private in (folder, socket.gethostname(), str(Path.home())):
-                if private in picture:
+                if isinstance(picture, str) and private in picture:
                     raise SystemExit(f"{name}: the picture says {private}")
-        (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
+        if isinstance(picture, str):
+            (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
+        else:
+            (PICTURES / f"{name}.png").write_bytes(picture)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     plan = make_plan(request)
     if arguments.html is not None:
+        from distcore_workbench.pages.document import command_line
         from distcore_workbench.planning.plan_page import page
-        from distcore_workbench.report.report_page import command_line
 
         try:
             Path(arguments.html).write_text(page(plan, devices, command_line()), encoding="utf-8")

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="+", type=Path, metavar="RUN", help="run folder; a folder that is none stands for the runs in it"
     )
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the report as a page, too: one file, no network"
+        "--html", type=Path, metavar="FILE", help="write the report as a page instead: one file, no network"
     )
     parser.add_argument(
         "--follow", action="store_true", help="draw the curves while the runs train, until all have ended"

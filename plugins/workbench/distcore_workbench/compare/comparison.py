@@ -20,7 +20,7 @@ from distcore_workbench.compare.comparison_rows import Request, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
 from distcore_workbench.compare.runs import Failed, profiled, timed
-from distcore_workbench.report.report_page import command_line
+from distcore_workbench.pages.document import command_line
 
 T = TypeVar("T")
 log = logging.getLogger("distcore")

@@ -1,24 +1,25 @@
-"""The HTML page of a comparison: one file that works alone, without scripts and without network."""
+"""The HTML page of a comparison."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
 
 from distcore_workbench.compare.comparison_table import cells, explanations, has_run, headings, remarks
 from distcore_workbench.compare.facts import Facts
-from distcore_workbench.report import plots
-from distcore_workbench.report.plots import Part
-from distcore_workbench.report.report_page import document, html_table, legend, remark_list
+from distcore_workbench.pages.document import document, plot_places
+from distcore_workbench.pages.figures import Bar, Figure, bars, log_dots, ranges
+from distcore_workbench.pages.tables import html_table, remark_list
 
 HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "precision", "device")
 """Keys of the job that stand above the table, as far as its task has them."""
 PARTS = {
-    "start_up_seconds": ("b", "start-up"),
-    "warm_up_seconds": ("c", "warm-up and compilation"),
-    "training_seconds": ("a", "training"),
-    "rest_seconds": ("d", "evaluation, saving, ending"),
+    "start_up_seconds": ("start-up", "--b"),
+    "warm_up_seconds": ("warm-up and compilation", "--c"),
+    "training_seconds": ("training", "--a"),
+    "rest_seconds": ("evaluation, saving, ending", "--d"),
 }
-"""Part of the wall time to its color, a class of the style, and its name in the legend."""
+"""Part of the wall time to its name and its color."""
 
 
 def page(facts: Facts) -> str:
@@ -27,12 +28,13 @@ def page(facts: Facts) -> str:
     rows = [row for row in facts["rows"] if has_run(row)]
     reference = next((index for index, row in enumerate(rows) if row["name"] == facts["reference"]), None)
     table = html_table(headings(facts), [cells(row, facts) for row in rows], reference)
+    figures = list(_figures(rows, facts)) if rows else []
     return document(
         "Strategies compared",
         facts["command"],
-        f'<p class="soft">{escape(_where(facts))}</p>\n{table}\n{remark_list(remarks(facts))}\n'
-        f"{_plots(rows, facts) if rows else ''}"
+        f'<p class="soft">{escape(_where(facts))}</p>\n{table}\n{remark_list(remarks(facts))}\n{plot_places(figures)}'
         f"<h2>How it was measured</h2>\n<ul>{explained}</ul>\n",
+        figures,
     )
 
 
@@ -43,43 +45,46 @@ def _where(facts: Facts) -> str:
     return f"{said}; {machine['cores']} cores, {machine['processor']}; distcore {facts['distcore']}"
 
 
-def _plots(rows: list[Facts], facts: Facts) -> str:
-    shown = {
-        "Samples per second, with the range over rounds": plots.bars([_speed(row, facts) for row in rows]),
-        f"Parts of the wall time, in seconds {legend(PARTS.values())}": plots.bars([_wall(row, facts) for row in rows]),
-        "Step time in milliseconds: 5 %, median, 95 %": plots.ranges([_step(row, facts) for row in rows]),
-        "Peak memory of a rank, in MiB": plots.bars([_memory(row, facts) for row in rows]),
-    }
-    distances = [_distance(row, facts) for row in rows if row["distance"] and row["distance"]["relative"] is not None]
+def _figures(rows: list[Facts], facts: Facts) -> Iterator[Figure]:
+    names = [cells(row, facts)[0] for row in rows]
+    speeds = [_speed(row, name) for row, name in zip(rows, names, strict=True)]
+    spread = ", with the range over rounds" if facts["rounds"] > 1 else ""
+    yield bars(f"Speed{spread}", "samples/s", {"speed": "--a"}, speeds)
+    steps = [_step(row, name) for row, name in zip(rows, names, strict=True)]
+    yield ranges("Time of a step: 5 %, median, 95 %", "ms", steps)
+    sizes = [_memory(row, name) for row, name in zip(rows, names, strict=True)]
+    yield bars("Peak memory of a rank", "MiB", {"memory": "--a"}, sizes)
+    walls = [_wall(row, name) for row, name in zip(rows, names, strict=True)]
+    yield bars("Wall time", "s", dict(PARTS.values()), walls)
+    distances = [
+        _distance(row, name)
+        for row, name in zip(rows, names, strict=True)
+        if row["distance"] and row["distance"]["relative"] is not None
+    ]
     if distances:
-        shown[f"Parameters: relative distance from {escape(facts['reference'])}"] = plots.log_dots(distances)
-    return "".join(f"<h2>{title}</h2>\n{plot}\n" for title, plot in shown.items())
+        title = f"Distance of the parameters from those of {facts['reference']}"
+        yield log_dots(title, "relative distance", distances)
 
 
-def _label(row: Facts, facts: Facts) -> str:
-    return cells(row, facts)[0]
-
-
-def _speed(row: Facts, facts: Facts) -> tuple[str, list[Part], tuple[float, float] | None, str]:
+def _speed(row: Facts, name: str) -> Bar:
     speed, (low, high) = row["samples_per_second"], row["samples_per_second_range"]
-    return _label(row, facts), [Part(speed, "a", f"{speed:.1f} samples/s")], (low, high), f"{speed:.1f}"
+    return Bar(name=name, parts=[speed], spread=(low, high), text=f"{speed:.1f}")
 
 
-def _wall(row: Facts, facts: Facts) -> tuple[str, list[Part], None, str]:
-    parts = [Part(max(0.0, row[key]), color, f"{what}: {row[key]:.2f} s") for key, (color, what) in PARTS.items()]
-    return _label(row, facts), parts, None, f"{row['wall_seconds']:.1f} s"
+def _wall(row: Facts, name: str) -> Bar:
+    return Bar(name=name, parts=[max(0.0, row[key]) for key in PARTS], text=f"{row['wall_seconds']:.1f}")
 
 
-def _step(row: Facts, facts: Facts) -> tuple[str, float, float, float, str]:
+def _step(row: Facts, name: str) -> Bar:
     low, middle, high = (row[f"step_p{part}_seconds"] * 1e3 for part in (5, 50, 95))
-    return _label(row, facts), low, middle, high, f"{middle:.1f} ({low:.1f} … {high:.1f})"
+    return Bar(name=name, parts=[middle], spread=(low, high), text=f"{middle:.1f}")
 
 
-def _memory(row: Facts, facts: Facts) -> tuple[str, list[Part], None, str]:
+def _memory(row: Facts, name: str) -> Bar:
     size = row["peak_memory_bytes"] / 2**20
-    return _label(row, facts), [Part(size, "a", f"{size:.0f} MiB")], None, f"{size:.0f}"
+    return Bar(name=name, parts=[size], text=f"{size:.0f}")
 
 
-def _distance(row: Facts, facts: Facts) -> tuple[str, float, str]:
+def _distance(row: Facts, name: str) -> Bar:
     value = row["distance"]["relative"]
-    return _label(row, facts), value, f"{value:.1e}" if value else "0"
+    return Bar(name=name, parts=[value], text=f"{value:.1e}" if value else "0")

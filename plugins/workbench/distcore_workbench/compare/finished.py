@@ -9,8 +9,11 @@ from distcore.files import strict_json
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.compare.comparison import free_folder, write
 from distcore_workbench.compare.comparison_table import FILE_WIDTH
+from distcore_workbench.pages.document import command_line
+from distcore_workbench.report.curves import charts_of, lines_of
 from distcore_workbench.report.folders import folders_of, read
-from distcore_workbench.report.report_page import command_line, document, html_table, remark_list
+from distcore_workbench.report.report_content import evaluation_data
+from distcore_workbench.report.report_page import runs_page
 from distcore_workbench.report.side_by_side import Facts, cells, facts_of, headings, markdown_table
 
 TITLE = "Runs compared"
@@ -20,17 +23,17 @@ WHAT_TO_GIVE = "give run folders, or --strategies for a job to run"
 def run(paths: Sequence[Path], out: str | None) -> int:
     """Print the table and, with ``out``, write it there as a page, Markdown and JSON; return 0. Raises ConfigError."""
     folder = free_folder(out) if out else None
-    facts = facts_of([read(path) for path in folders_of(paths, "compare", WHAT_TO_GIVE)], command_line())
+    runs = [read(path) for path in folders_of(paths, "compare", WHAT_TO_GIVE)]
+    facts = facts_of(runs, command_line())
     show(facts)
     if folder is not None:
-        remarks = list(facts["notes"])
+        charts = charts_of([lines_of(one.folder, one.config) for one in runs], [evaluation_data(one) for one in runs])
         table = markdown_table(headings(facts), cells(facts))
-        page = f"{html_table(headings(facts), cells(facts))}\n{remark_list(remarks)}\n"
-        listed = "".join(f"- {line}\n" for line in remarks)
+        listed = "".join(f"- {line}\n" for line in facts["notes"])
         texts = {
             "json": strict_json(facts, indent=1),
             "md": f"# {TITLE}\n\n`{facts['command']}`\n\n{table}\n\n{listed}",
-            "html": document(TITLE, facts["command"], page),
+            "html": runs_page(TITLE, facts, charts, facts["notes"]),
         }
         write(texts, folder)
         print(f"compared: {folder}/compare.html, compare.md, compare.json", flush=True)

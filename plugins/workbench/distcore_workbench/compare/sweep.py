@@ -30,8 +30,8 @@ from distcore.jobs import Completed, check, complete, handle_stop_signals, resol
 from distcore_workbench.compare import finished
 from distcore_workbench.compare.comparison_rows import folder_name, is_of_job, refuse_ranks
 from distcore_workbench.compare.runs import end, train_command
+from distcore_workbench.pages.document import command_line
 from distcore_workbench.report.folders import read
-from distcore_workbench.report.report_page import command_line
 from distcore_workbench.report.side_by_side import facts_of
 
 NOT_SWEPT = ("out", "resume", "resume_changed")

@@ -1,13 +1,14 @@
-"""Curves of runs: what ``metrics.jsonl`` holds, grouped into charts with a title each."""
+"""Curves of runs: the values in ``metrics.jsonl``, grouped into charts with a title each."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from distcore import ConfigError, RunConfig
 from distcore_workbench.report.side_by_side import COUNTS
@@ -23,6 +24,18 @@ TITLES = {
 """Names of charts that are no metrics, in their order below these."""
 UNITS = {"peak_memory_bytes": 2**20}
 """The divisor of a chart's values."""
+BASELINES = ("majority_", "baseline_", "lookup_")
+"""Beginnings of the names of what a model that learned nothing reaches; the rest is the metric to compare with."""
+
+
+class Point(NamedTuple):
+    """A value, and how far the run was."""
+
+    step: int
+    epoch: float | None
+    seconds: float | None
+    """Training time, without evaluations and checkpoints; ``None`` if it is not known."""
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +46,18 @@ class Curve:
     """Number of the run, from 0."""
     group: str
     """``train`` or ``eval``."""
-    points: tuple[tuple[int, float], ...]
-    """Step and value, by step; at least one."""
+    points: tuple[Point, ...]
+    """By step; at least one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """A constant to compare curves with, such as the accuracy of always predicting the most frequent class."""
+
+    name: str
+    run: int | None
+    """``None`` if it is the same for all runs."""
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +68,7 @@ class Chart:
     """What the values are."""
     curves: tuple[Curve, ...]
     """By run; of one run that of training first."""
+    baselines: tuple[Baseline, ...] = ()
 
 
 def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
@@ -76,30 +100,82 @@ def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
     return line
 
 
-def charts_of(runs: Sequence[Iterable[Mapping[str, Any]]]) -> list[Chart]:
-    """Return the charts of the runs, each given by its lines: loss, metrics, then what says how training went."""
-    series: dict[str, dict[tuple[int, str], list[tuple[int, float]]]] = {}
+def charts_of(runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mapping[str, Any]] = ()) -> list[Chart]:
+    """Return the charts of the runs, each given by its lines: loss, metrics, then what says how training went.
+
+    ``data``, by run: facts of the evaluation data, among which are baselines, too.
+    """
+    series: dict[str, dict[tuple[int, str], list[Point]]] = {}
     for run, lines in enumerate(runs):
-        for step, group, name, value in _values(lines):
-            series.setdefault(name, {}).setdefault((run, group), []).append((step, value / UNITS.get(name, 1)))
+        for line, seconds in zip(lines, training_seconds(lines), strict=True):
+            for group, name, value in _values(line):
+                point = Point(line["step"], line.get("epoch"), seconds, value / UNITS.get(name, 1))
+                series.setdefault(name, {}).setdefault((run, group), []).append(point)
+    constants = {name: {run: points[-1].value for (run, _), points in series[name].items()} for name in series}
+    for run, facts in enumerate(data):
+        for name, value in facts.items():
+            if _is_number(value):
+                constants.setdefault(name, {})[run] = value
+    baselines = {name: values for name, values in constants.items() if _compared_with(name) in series}
     of_training = [name for name in series if not any(group == "eval" for _, group in series[name])]
-    metrics = [name for name in series if name not in (*FIRST, *of_training)]
+    metrics = [name for name in series if name not in (*FIRST, *of_training, *baselines)]
     others = [name for name in of_training if name not in (*FIRST, *TITLES)]
-    order = (*FIRST, *metrics, *TITLES, *others)
-    return [_chart(name, series[name]) for name in order if name in series]
+    return [
+        _chart(name, series[name], [line for other, values in baselines.items() if _compared_with(other) == name
+                                    for line in _baselines(other, values, len(runs))])
+        for name in (*FIRST, *metrics, *TITLES, *others)
+        if name in series
+    ]  # fmt: skip
 
 
-def _values(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, str, str, float]]:
-    """Yield step, group, name and value of every number that is finite; null stands for others."""
+def training_seconds(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """Return the training time until each line: the sum of its samples by their speed; ``None`` if that is unknown."""
+    counts, times = [0.0], [0.0]
     for line in lines:
-        for key, value in line.items():
-            group, _, name = key.partition("/")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if name and is_number and not (group == "eval" and name in COUNTS):
-                yield line["step"], group, name, value
+        samples, speed = line.get("samples"), line.get("train/samples_per_second")
+        if _is_number(samples) and _is_number(speed) and speed > 0 and samples > counts[-1]:
+            times.append(times[-1] + (samples - counts[-1]) / speed)
+            counts.append(samples)
+    return [_time_at(line.get("samples"), counts, times) for line in lines]
 
 
-def _chart(name: str, series: Mapping[tuple[int, str], list[tuple[int, float]]]) -> Chart:
+def _time_at(samples: Any, counts: Sequence[float], times: Sequence[float]) -> float | None:
+    """Return the time at a number of samples; after the last known one the time stands still."""
+    if not _is_number(samples) or len(counts) == 1:
+        return None
+    after = bisect_left(counts, samples)
+    if after == 0 or after == len(counts):
+        return times[min(after, len(counts) - 1)]
+    share = (samples - counts[after - 1]) / (counts[after] - counts[after - 1])
+    return times[after - 1] + share * (times[after] - times[after - 1])
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _values(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield group, name and value of every number that is finite; null stands for others."""
+    for key, value in line.items():
+        group, _, name = key.partition("/")
+        if name and _is_number(value) and not (group == "eval" and name in COUNTS):
+            yield group, name, value
+
+
+def _compared_with(name: str) -> str | None:
+    """Return the metric that ``name`` is a baseline of."""
+    return next((name.removeprefix(start) for start in BASELINES if name.startswith(start)), None)
+
+
+def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseline]:
+    """Return one baseline if all runs have the same, else one of each run."""
+    title = name.replace("_", " ")
+    if len(set(values.values())) == 1 and len(values) == runs:
+        return [Baseline(name=title, run=None, value=next(iter(values.values())))]
+    return [Baseline(name=title, run=run, value=value) for run, value in values.items()]
+
+
+def _chart(name: str, series: Mapping[tuple[int, str], Sequence[Point]], baselines: Sequence[Baseline]) -> Chart:
     ordered = sorted(series, key=lambda key: (key[0], key[1] == "eval"))
     curves = [Curve(run=run, group=group, points=tuple(series[run, group])) for run, group in ordered]
-    return Chart(title=TITLES.get(name, name.replace("_", " ")), curves=tuple(curves))
+    return Chart(title=TITLES.get(name, name.replace("_", " ")), curves=tuple(curves), baselines=tuple(baselines))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from distcore.files import is_held
 from distcore_workbench.report.folders import report_of
-from distcore_workbench.report.model_and_data import NoStepError, content_of
+from distcore_workbench.report.report_content import NoStepError, content_of
 from distcore_workbench.report.terminal import show_curves
 
 PAUSE = 0.5

@@ -1,4 +1,4 @@
-"""Make a report: read the runs, show them in the terminal, write the page."""
+"""Make a report: read the runs, and show them in the terminal or write the page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from distcore import ConfigError
 from distcore.tables import stdout_console
 from distcore_workbench.report.folders import folders_of
-from distcore_workbench.report.html import page
 from distcore_workbench.report.live import follow
-from distcore_workbench.report.model_and_data import content_of
+from distcore_workbench.report.report_content import content_of
+from distcore_workbench.report.report_page import page
 from distcore_workbench.report.terminal import show
 
 
 def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
-    """Show the runs and, with ``html``, write the page there; return 0. Raises ConfigError.
+    """Show the runs in the terminal or, with ``html``, write a page of them there; return 0. Raises ConfigError.
 
     ``following``: show their curves while they train, and the report when the last one has ended.
     """
@@ -25,12 +25,13 @@ def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
     if following:
         follow(folders, console)
     content = content_of(folders)
-    show(content, console)
-    if html is not None:
-        try:
-            html.parent.mkdir(parents=True, exist_ok=True)
-            html.write_text(page(content), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from None
-        print(f"report: {html}", flush=True)
+    if html is None:
+        show(content, console)
+        return 0
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(content), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from None
+    print(f"report: {html}", flush=True)
     return 0

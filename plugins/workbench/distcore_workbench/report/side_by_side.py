@@ -77,11 +77,11 @@ def _columns(facts: Facts) -> dict[str, Cell]:
     metrics = {f"{name}{ARROWS[way]}": partial(_metric, facts, name) for name, way in facts["metrics"].items()}
     differing = dict.fromkeys(key for run in facts["runs"] for key in run["differs"])
     return {
+        **{key: partial(_setting, key) for key in differing},
         **metrics,
         "samples/s": lambda run: number(run["samples_per_second"], 1),
         "training s": lambda run: number(run["train_seconds"], 1),
         "peak MiB/rank": lambda run: number(run["peak_memory_mib"], 0),
-        **{key: partial(_setting, key) for key in differing},
     }
 
 

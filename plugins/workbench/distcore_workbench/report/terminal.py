@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from distcore.tables import GAP, print_cells, print_described, say
-from distcore_workbench.report.curves import Chart
-from distcore_workbench.report.line_chart import short
-from distcore_workbench.report.model_and_data import Content
+from distcore_workbench.report.curves import Chart, Point
 from distcore_workbench.report.predictions import Confusion
+from distcore_workbench.report.report_content import Content
 from distcore_workbench.report.side_by_side import cells, headings
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -30,8 +29,7 @@ SAMPLES = 3
 
 def show(content: Content, console: Console) -> None:
     """Print the whole report, its tables folded on a narrow screen."""
-    for line in content.about:
-        say(console, line)
+    say(console, content.about)
     console.print()
     show_curves(content, console)
     console.print()
@@ -55,7 +53,7 @@ def show_curves(content: Content, console: Console) -> None:
     for heading, column in zip(("curve", "run"), zip(*(row for row, _ in rows), strict=False), strict=False):
         if heading == "curve" or several:
             table.add_column(heading, no_wrap=True, overflow="ellipsis", width=_width([heading, *column]))
-    steps = [step for _, points in rows for step, _ in points]
+    steps = [point.step for _, points in rows for point in points]
     span = (min(steps), max(steps))
     used = sum(GAP + (column.width or 0) for column in table.columns) + len(NUMBERS) * (NUMBER + GAP)
     room = min(WIDEST, max(NARROWEST, console.width - used))
@@ -68,15 +66,17 @@ def show_curves(content: Content, console: Console) -> None:
     console.print(table)
 
 
-def sparkline(points: Sequence[tuple[int, float]], span: tuple[int, int], width: int) -> str:
+def sparkline(points: Sequence[Point], span: tuple[int, int], width: int) -> str:
     """Return the curve as bars of one line's height, from its least value to its greatest.
 
     ``span`` are the steps at both ends of the line; between two points it goes on as it was.
     """
     first, last = span
     bins: dict[int, list[float]] = {}
-    for step, value in points:
-        bins.setdefault((step - first) * width // (last - first + 1), []).append(value)
+    for point in points:
+        bins.setdefault((point.step - first) * width // (last - first + 1), []).append(point.value)
+    if not bins:
+        return ""
     means = {place: sum(values) / len(values) for place, values in bins.items()}
     low, high, line, bar = min(means.values()), max(means.values()), "", " "
     for place in range(max(means) + 1):
@@ -87,13 +87,20 @@ def sparkline(points: Sequence[tuple[int, float]], span: tuple[int, int], width:
     return line
 
 
-def _rows(chart: Chart, names: Sequence[str]) -> Iterator[tuple[list[str], Sequence[tuple[int, float]]]]:
-    """Yield for each curve its cells, without the sparkline, and its points."""
+def _rows(chart: Chart, names: Sequence[str]) -> Iterator[tuple[list[str], Sequence[Point]]]:
+    """Yield for each curve its cells, without the sparkline, and its points; then the baselines, which have none."""
     both = {curve.group for curve in chart.curves} == {"train", "eval"}
     for curve in chart.curves:
         title = f"{curve.group} {chart.title}" if both else chart.title
-        values = [value for _, value in curve.points]
+        values = [point.value for point in curve.points]
         yield [title, names[curve.run], *map(short, (values[-1], min(values), max(values)))], curve.points
+    for one in chart.baselines:
+        yield [one.name, "all" if one.run is None else names[one.run], *[short(one.value)] * len(NUMBERS)], ()
+
+
+def short(value: float) -> str:
+    """Return a number in four digits."""
+    return f"{value:.4g}"
 
 
 def _width(texts: Sequence[str]) -> int:
@@ -102,11 +109,11 @@ def _width(texts: Sequence[str]) -> int:
 
 def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
     if isinstance(answers, Confusion):
-        say(console, f"{name}: rows by class, and what they were predicted as{skipped_fraction(answers)}")
+        say(console, f"{name}: rows by class, and the classes predicted{skipped_fraction(answers)}")
         rows = [[one, *map(str, counts)] for one, counts in zip(answers.classes, answers.counts, strict=True)]
         print_cells(console, ["class", *answers.classes], rows, numbers=True)
         return
-    say(console, f"{name}: the first answers of the final test")
+    say(console, f"{name}: the first predictions of the final test")
     for row in answers[:SAMPLES]:
         print_described(console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()])
 

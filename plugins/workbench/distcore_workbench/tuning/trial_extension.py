@@ -42,7 +42,7 @@ class Trial(Stopwatch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._found: dict[str, list[float]] = {"losses": [], "norms": []}
+        self._measured: dict[str, list[float]] = {"losses": [], "norms": []}
 
     @hookimpl(wrapper=True)
     def build_sampler(self, run: Run, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
@@ -68,9 +68,9 @@ class Trial(Stopwatch):
     def on_log(self, run: Run, record: dict[str, float]) -> None:
         """Note loss and norm of a step; after the last step, end the run."""
         if record["step"] <= self.steps:
-            self._found["losses"].append(record["loss"])
+            self._measured["losses"].append(record["loss"])
             if "grad_norm" in record:
-                self._found["norms"].append(record["grad_norm"])
+                self._measured["norms"].append(record["grad_norm"])
         if self.ends and record["step"] == run.total_steps:
             self._write(run)
             _wait_for_all(run)
@@ -87,7 +87,7 @@ class Trial(Stopwatch):
             "seconds": [seconds_between(*span) for span in self._spans],
             "samples": self._samples,
             "peak": peak_memory(run.world.device),
-            **self._found,
+            **self._measured,
         }
         write_atomically(file_of(run, run.world.rank), strict_json(facts))
 

@@ -42,7 +42,7 @@ from distcore.jobs import (
     with_absolute_paths,
 )
 from distcore_workbench.compare.comparison_rows import refuse_ranks
-from distcore_workbench.report.report_page import command_line
+from distcore_workbench.pages.document import command_line
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.agreement import tolerance_of
 from distcore_workbench.tuning.bench import Bench

@@ -33,14 +33,14 @@ def test_every_second_round_goes_backwards() -> None:
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_later_rounds_are_compared_with_the_first(work_folder: Path) -> None:
-    assert compare("--strategies", "single", "--rounds", "2", "--out", "found") == 0
-    (row,) = json.loads((work_folder / "found/compare.json").read_text())["rows"]
+    assert compare("--strategies", "single", "--rounds", "2", "--out", "compared") == 0
+    (row,) = json.loads((work_folder / "compared/compare.json").read_text())["rows"]
     low, high = row["samples_per_second_range"]
     assert len(row["rounds"]) == 2
     assert low < high
     assert row["distance_between_rounds"]["largest"] == 0
-    assert (work_folder / "found/runs/00-single/round-1/checkpoints").exists()
-    assert not (work_folder / "found/runs/00-single/round-2/checkpoints").exists()
+    assert (work_folder / "compared/runs/00-single/round-1/checkpoints").exists()
+    assert not (work_folder / "compared/runs/00-single/round-2/checkpoints").exists()
 
 
 def test_parameters_of_other_shapes_are_infinitely_far(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
 def test_what_cannot_be_compared_is_one_line(
     work_folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
-    assert compare(*arguments.split(), "--out", "found") == 2
+    assert compare(*arguments.split(), "--out", "compared") == 2
     err = capsys.readouterr().err
     assert re.fullmatch(f"error: .*{message}.*\n", err)
-    assert not (work_folder / "found").exists()
+    assert not (work_folder / "compared").exists()
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_what_cannot_be_compared_is_one_line(
 def test_a_row_of_another_job_is_refused(
     work_folder: Path, capsys: pytest.CaptureFixture[str], own: str, message: str
 ) -> None:
-    assert compare("--strategies", "single", "--row", own, "--out", "found") == 2
+    assert compare("--strategies", "single", "--row", own, "--out", "compared") == 2
     assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
 
 
 def test_a_folder_that_holds_a_comparison_is_not_written_to(
     work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (work_folder / "found").mkdir()
-    (work_folder / "found/compare.json").write_text("{}")
-    assert compare("--strategies", "single", "--out", "found") == 2
+    (work_folder / "compared").mkdir()
+    (work_folder / "compared/compare.json").write_text("{}")
+    assert compare("--strategies", "single", "--out", "compared") == 2
     assert "--out found: holds another comparison" in capsys.readouterr().err

@@ -43,11 +43,11 @@ def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.Capt
 
 @pytest.mark.usefixtures("work_folder")
 def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan(capsys, "--freeze", "embeddings")
-    memory = found["rows"]["single", 1]["memory"]
-    assert found["trained"] < found["parameters"]
-    assert memory["gradients"] == 4 * found["trained"]
-    assert memory["optimizer"] == pytest.approx(8 * found["trained"], rel=1e-3)
+    frozen = plan(capsys, "--freeze", "embeddings")
+    memory = frozen["rows"]["single", 1]["memory"]
+    assert frozen["trained"] < frozen["parameters"]
+    assert memory["gradients"] == 4 * frozen["trained"]
+    assert memory["optimizer"] == pytest.approx(8 * frozen["trained"], rel=1e-3)
 
 
 @pytest.mark.usefixtures("work_folder")

@@ -16,46 +16,20 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from run_folders import write_predictions, write_run
 
 from distcore.cli.main import main
-from distcore.config import dump_config, load_config
 from distcore.files import hold
+from distcore_workbench.pages.plotly import source
 from distcore_workbench.report import live
-from distcore_workbench.report.curves import charts_of
-from distcore_workbench.report.line_chart import MOST_POINTS, thinned
+from distcore_workbench.report.curve_figures import MOST_POINTS, thinned
+from distcore_workbench.report.curves import Baseline, Point, charts_of, training_seconds
 from distcore_workbench.report.predictions import MOST_CLASSES, Confusion, answers_of
 from distcore_workbench.report.terminal import sparkline
 
 lxml = pytest.importorskip("lxml.html")
 
 LABELS = ("good", "bad", "so so")
-
-
-def write_run(folder: Path, steps: int = 100, finished: bool = True, **changes: Any) -> Path:
-    """A run folder as a run leaves it: a log line every 10 steps, an evaluation every 50."""
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(
-        dump_config(load_config(None, {"nproc": 1, "task": "text-classification"} | changes))
-    )
-    with (folder / "metrics.jsonl").open("w") as file:
-        for step in range(10, steps + 1, 10):
-            how_far = {"step": step, "epoch": step / 50, "samples": step * 32}
-            logged = {"loss": math.exp(-step / 50), "lr": 1e-3 * (1 - step / steps), "samples_per_second": 200.0,
-                      "peak_memory_bytes": 2**28, "grad_norm": None if step == 20 else 1.5}  # fmt: skip
-            file.write(json.dumps(how_far | {f"train/{name}": value for name, value in logged.items()}) + "\n")
-            if step % 50 == 0:
-                found = {"loss": 0.5, "accuracy": step / 200, "evaluated": 20, "unique": 20, "dataset_size": 20}
-                file.write(json.dumps(how_far | {f"eval/{name}": value for name, value in found.items()}) + "\n")
-    report = {"steps": steps, "world_size": 1, "train_seconds": 2.5, "samples_per_second": 203.3,
-              "peak_memory_bytes": 2**28, "metrics": {"loss": "min", "accuracy": "max"},
-              "evaluation": {"loss": 0.2, "accuracy": 0.9, "dataset_size": 20}}  # fmt: skip
-    if finished:
-        (folder / "report.json").write_text(json.dumps(report))
-    return folder
-
-
-def write_predictions(folder: Path, *lines: dict[str, Any]) -> None:
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture
@@ -67,9 +41,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_run(Path("runs/second"), 60, lr=3e-4)
     write_run(Path("runs/stopped"), 40, finished=False, lr=1e-2)
     predicted = [("good", "good"), ("good", "bad"), ("bad", "bad"), ("so so", "good")]
-    rows = [{"index": n, "label": label, "prediction": found} for n, (label, found) in enumerate(predicted)]
+    rows = [{"index": n, "label": label, "prediction": guess} for n, (label, guess) in enumerate(predicted)]
     write_predictions(Path("runs/first"), *rows)
     return tmp_path
+
+
+def drawn_in(page: Path) -> dict[str, Any]:
+    """The figures of a page, and their axes."""
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    assert data
+    parsed: dict[str, Any] = json.loads(data[1])
+    return parsed
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -103,33 +85,65 @@ def test_several_runs_stand_below_each_other_and_their_configs_beside(
     (first,) = (line for line in lines if line.startswith("train loss") and "first" in line)
     assert stopped.count("▁") < len(re.findall("[▁-█]", first))
     assert len(re.findall("[▁-█]", stopped)) < len(re.findall("[▁-█]", first))  # it ends earlier on the same axis
-    settings = [line.split() for line in lines if line.startswith(("first ", "second ")) and line.split()[-1] != "256"]
-    assert [words[-1] for words in settings] == ["auto", "0.0003"]
+    settings = [line.split()[:2] for line in lines if line.startswith(("first ", "second "))]
+    assert settings == [["first", "auto"], ["second", "0.0003"]]
+    assert lines[0].startswith("3 runs: task text-classification, ")
     assert "stopped: not finished, it has no report.json" in lines
-    assert max(len(line) for line in lines if not line.startswith(("first: ", "second: ", "stopped: "))) <= 80
+    assert max(map(len, lines[1:])) <= 80
 
 
-def test_the_page_works_alone_and_has_curves_tables_and_answers(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "runs", "--html", "pages/report.html")[-1] == "report: pages/report.html"
-    text = Path("pages/report.html").read_text()
-    assert not re.search(r"<script|https?://|<link|<img|@import|url\(", text)
-    page: Any = lxml.document_fromstring(text)
+def test_the_page_has_what_differs_first_then_curves_and_predictions(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(capsys, "runs", "--html", "pages/report.html") == ["report: pages/report.html"]
+    page: Any = lxml.document_fromstring(Path("pages/report.html").read_text())
+    headings = [cell.text_content() for cell in page.find(".//table").findall(".//thead//th")]
+    assert headings[:4] == ["run", "lr", "loss ↓", "accuracy ↑"]
     titles = [title.text_content() for title in page.findall(".//h2")]
     assert titles == [
-        "loss, of evaluations dashed", "accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB",
-        "first: rows by class, and what they were predicted as",
+        "loss (evaluations: dashed)", "accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB",
+        "first: rows by class, and the classes predicted",
     ]  # fmt: skip
-    charts = page.findall(".//svg")
-    assert len(charts) == 6
-    assert len(charts[0].findall("path")) == 5  # training of three runs, evaluation of two
-    assert [path.get("class") for path in charts[1].findall("path")] == ["curve a", "curve b"]
-    for chart in charts:
-        width, height = map(int, chart.get("viewbox").split()[2:])
-        places = re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", "".join(path.get("d") for path in chart.findall("path")))
-        assert places
-        assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)
-    counts = [[cell.text_content() for cell in row] for row in page.findall(".//table")[1].findall(".//tr")]
-    assert counts[1:] == [["bad", "1", "0", "0"], ["good", "1", "1", "0"], ["so so", "0", "1", "0"]]
+    assert [button.text_content() for button in page.findall(".//button")] == ["first", "second", "stopped"]
+    assert len(page.find_class("plot")) == 6
+    (counts,) = page.find_class("shaded")
+    cells = [[cell.text_content() for cell in row] for row in counts.findall(".//tr")]
+    assert cells[1:] == [["bad", "1", "0", "0"], ["good", "1", "1", "0"], ["so so", "0", "1", "0"]]
+
+
+def test_curves_of_the_page_have_steps_epochs_and_times(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown(capsys, "runs/first", "--html", "report.html")
+    drawn = drawn_in(Path("report.html"))
+    training, evaluation = drawn["figures"][0]["traces"]
+    assert training["name"] == "first"
+    assert training["y"] == [float(f"{math.exp(-step / 50):.6g}") for step in range(10, 101, 10)]
+    axis = drawn["axes"][training["axis"]]
+    assert axis["step"] == list(range(10, 101, 10))
+    assert axis["epoch"] == pytest.approx([step / 50 for step in axis["step"]])
+    assert axis["seconds"] == pytest.approx([step * 32 / 200 for step in axis["step"]])
+    assert drawn["axes"][evaluation["axis"]]["seconds"] == pytest.approx([8, 16])
+    assert drawn["figures"][2]["traces"][0]["axis"] == training["axis"]  # of the learning rate: written once
+
+
+def test_a_page_of_very_many_points_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in range(20):
+        write_run(tmp_path / f"runs/{run}", steps=20_000, lr=1e-4 * (run + 1))
+    shown(capsys, str(tmp_path / "runs"), "--html", str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").stat().st_size < 1_500_000
+
+
+def test_a_table_with_more_settings_than_a_screen_has_room_for_is_turned(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {
+        "lr": 1e-4, "seed": 7, "epochs": 2, "global_batch_size": 8, "eval_every": 3, "save_every": 5,
+        "log_every": 2, "clip.norm": 2.0, "task_options.max_seq_len": 64,
+    }  # fmt: skip
+    write_run(Path("runs/other"), 60, True, **settings)
+    shown(capsys, "runs/first", "runs/other", "--html", "page.html")
+    page: Any = lxml.document_fromstring(Path("page.html").read_text())
+    (table,) = page.find_class("turned")
+    assert [cell.text_content() for cell in table.findall(".//thead//th")] == ["run", "first", "other"]
 
 
 def test_a_name_is_text_and_no_html(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,8 +151,33 @@ def test_a_name_is_text_and_no_html(runs: Path, capsys: pytest.CaptureFixture[st
     write_predictions(Path("runs/<b>x"), {"index": 0, "prompt": "<script>", "generated": "a & b"})
     shown(capsys, "runs/<b>x", "--html", "page.html")
     text = Path("page.html").read_text()
-    assert "<b>" not in text
-    assert "<td>&lt;script&gt;</td><td>a &amp; b</td>" in text
+    assert "<b>" not in text.replace(source(), "")
+    assert drawn_in(Path("page.html"))["figures"][0]["traces"][0]["name"] == "&lt;b&gt;x"  # plotly.js reads markup
+    page: Any = lxml.document_fromstring(text)
+    (table,) = page.find_class("texts")
+    assert [cell.text_content() for cell in table.findall(".//td")] == ["0", "<script>", "a & b"]
+
+
+def test_a_constant_is_a_line_in_the_plot_of_its_metric() -> None:
+    common = {"eval/accuracy": 0.5, "eval/majority_accuracy": 0.25}
+    lines = [[{"step": 1, **common, "eval/f1": 0.1}], [{"step": 1, **common}]]
+    data = [{"lookup_f1": 0.3, "rows": 9}, {"lookup_f1": 0.4}]
+    accuracy, f1 = charts_of(lines, data)
+    assert (accuracy.title, f1.title) == ("accuracy", "f1")
+    assert accuracy.baselines == (Baseline(name="majority accuracy", run=None, value=0.25),)
+    lookups = [Baseline(name="lookup f1", run=run, value=value) for run, value in [(0, 0.3), (1, 0.4)]]
+    assert f1.baselines == tuple(lookups)
+
+
+def test_training_time_is_samples_by_speed_and_evaluations_lie_between() -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": 1, "samples": 100, "train/samples_per_second": 50.0},
+        {"step": 2, "samples": 150, "eval/loss": 1.0},
+        {"step": 3, "samples": 200, "train/samples_per_second": 100.0},
+        {"step": 4, "samples": 300, "eval/loss": 1.0},
+    ]
+    assert training_seconds(lines) == [2.0, 2.5, 3.0, 3.0]
+    assert training_seconds([{"step": 1, "eval/loss": 1.0}]) == [None]
 
 
 def test_a_run_of_a_sweep_keeps_its_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,35 +189,39 @@ def test_a_run_of_a_sweep_keeps_its_name(runs: Path, capsys: pytest.CaptureFixtu
 def test_what_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
     lines = [json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
     (norm,) = [chart for chart in charts_of([lines]) if chart.title == "gradient norm"]
-    assert [step for step, _ in norm.curves[0].points][:3] == [10, 30, 40]
+    assert [point.step for point in norm.curves[0].points][:3] == [10, 30, 40]
 
 
 def test_memory_is_in_mib(runs: Path) -> None:
     lines = [json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
     (memory,) = [chart for chart in charts_of([lines]) if chart.title == "peak memory, MiB"]
-    assert {value for _, value in memory.curves[0].points} == {256.0}
+    assert {point.value for point in memory.curves[0].points} == {256.0}
 
 
 def test_many_points_become_means_and_keep_their_ends() -> None:
-    points = [(step, float(step)) for step in range(10 * MOST_POINTS)]
-    few = thinned(points)
+    points = [Point(step, None, step / 2, float(step)) for step in range(10 * MOST_POINTS)]
+    few = thinned(points, MOST_POINTS)
     assert len(few) == MOST_POINTS
-    assert few[0] == (4.5, 4.5)
+    assert few[0] == (4.5, None, 2.25, 4.5)
     assert few[-1][0] == pytest.approx(10 * MOST_POINTS - 5.5)
 
 
 def test_a_sparkline_begins_and_ends_where_its_curve_does() -> None:
-    assert sparkline([(1, 0.0), (2, 1.0), (4, 0.5)], (1, 4), 4) == "▁██▅"
-    assert sparkline([(3, 2.0)], (1, 4), 4) == "  ▄"
+    points = [Point(step, None, None, value) for step, value in [(1, 0.0), (2, 1.0), (4, 0.5)]]
+    assert sparkline(points, (1, 4), 4) == "▁██▅"
+    assert sparkline([Point(3, None, None, 2.0)], (1, 4), 4) == "  ▄"
 
 
 def test_samples_of_a_language_model_are_its_texts(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"index": n, "prompt": f"say {n}", "generated": f"word\n{n}", "loss": 0.25} for n in range(9)]
     write_predictions(Path("runs/second"), *rows)
-    lines = shown(capsys, "runs/second", "--html", "page.html")
-    assert "second: the first answers of the final test" in lines
+    lines = shown(capsys, "runs/second")
+    assert "second: the first predictions of the final test" in lines
     assert any(line.split() == ["generated", "word", "0"] for line in lines)
-    assert "<td>0</td><td>say 0</td><td>word\n0</td><td>0.2500</td>" in Path("page.html").read_text()
+    shown(capsys, "runs/second", "--html", "page.html")
+    page: Any = lxml.document_fromstring(Path("page.html").read_text())
+    cells = [cell.text_content() for cell in page.find_class("texts")[0].findall(".//td")]
+    assert cells[:4] == ["0", "say 0", "word\n0", "0.2500"]
 
 
 def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are_not(tmp_path: Path) -> None:
@@ -194,9 +237,9 @@ def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are
 def test_of_very_many_classes_those_with_most_rows_are_shown(tmp_path: Path) -> None:
     rows = [{"label": n, "prediction": 0} for n in range(30) for _ in range(1 + (n % 2))]
     write_predictions(tmp_path, *rows)
-    found = answers_of(tmp_path)
-    assert isinstance(found, Confusion)
-    assert (len(found.classes), found.skipped_fraction) == (MOST_CLASSES, 10)
+    confusion = answers_of(tmp_path)
+    assert isinstance(confusion, Confusion)
+    assert (len(confusion.classes), confusion.skipped_fraction) == (MOST_CLASSES, 10)
 
 
 def test_a_last_line_that_is_being_written_is_left_out(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,10 +210,10 @@ def test_fit_goes_down_the_ladder_and_up_again_in_its_micro_batch(resolved: Any)
         return None if fits else Outcome(result="out of memory", seconds=1.0)
 
     machine = Machine(ends=ends)
-    found = fit(fallbacks, lambda setting: larger_micro_batches(resolved, setting), machine.measure, 1000)
-    assert found is not None
-    assert found[0]["micro_batch_tokens"] == 1024
-    assert found[0]["strategy"] == "slow"
+    fitting = fit(fallbacks, lambda setting: larger_micro_batches(resolved, setting), machine.measure, 1000)
+    assert fitting is not None
+    assert fitting[0]["micro_batch_tokens"] == 1024
+    assert fitting[0]["strategy"] == "slow"
     assert machine.names("fit")[:3] == [
         "as given",
         "micro_batch_size=1",
@@ -229,8 +229,8 @@ def test_the_ladder_has_what_is_fastest_for_its_memory() -> None:
     def at(speed: float, peak: int, result: Any = "ok") -> tuple[Setting, Outcome]:
         return {"nproc": int(speed)}, Outcome(result=result, speed=speed, peak=peak)
 
-    found = frontier([at(10, 100), at(20, 300), at(15, 400), at(5, 200), at(30, 50, "differs"), at(8, 90)])
-    assert [(one.speed, one.peak) for _, one in found] == [(20, 300), (10, 100), (8, 90)]
+    kept = frontier([at(10, 100), at(20, 300), at(15, 400), at(5, 200), at(30, 50, "differs"), at(8, 90)])
+    assert [(one.speed, one.peak) for _, one in kept] == [(20, 300), (10, 100), (8, 90)]
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_a_trial_agrees_with_the_reference_up_to_rounding(
     losses: tuple[float, ...], norms: tuple[float, ...], said: str
 ) -> None:
     reference = Outcome(result="ok", losses=(1.0, 0.9), norms=(2.0, 3.0))
-    found = difference(Outcome(result="ok", losses=losses, norms=norms), reference, TOLERANCES["fp32"])
-    assert found.startswith(said) if said else not found
+    why = difference(Outcome(result="ok", losses=losses, norms=norms), reference, TOLERANCES["fp32"])
+    assert why.startswith(said) if said else not why
 
 
 def test_equal_settings_have_one_key_and_a_readable_name() -> None:

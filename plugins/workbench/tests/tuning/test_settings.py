@@ -40,18 +40,18 @@ def test_what_a_strategy_declares_to_be_tried_are_options_that_it_has(name: str)
 
 
 def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunConfig) -> None:
-    found = axes(resolved, resolved, PLACE, [])
-    assert [axis.name for axis in found] == [
+    tried = axes(resolved, resolved, PLACE, [])
+    assert [axis.name for axis in tried] == [
         "strategy, ranks and threads", "ranks", "padding", "micro-batch", "compile", "loader", "recomputation",
     ]  # fmt: skip
-    for axis in found:
+    for axis in tried:
         for family in axis.families:
             for setting in family:
                 config = with_setting(None, JOB, setting)
                 assert THREADS in setting or config != with_setting(None, JOB, {})
-    assert [name_of(family[0]) for family in found[0].families] == ["threads=2"]  # 4 is what it has
-    assert [family[0]["nproc"] for family in found[1].families] == [2, 4]
-    assert [family[0]["padding_free"] for family in found[2].families] == ["off"]
+    assert [name_of(family[0]) for family in tried[0].families] == ["threads=2"]  # 4 is what it has
+    assert [family[0]["nproc"] for family in tried[1].families] == [2, 4]
+    assert [family[0]["padding_free"] for family in tried[2].families] == ["off"]
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     command = [*JOB, "--budget", "9", "--out", "t", "--seed", "3"]
     assert main(command) == 0
     out, err = capfd.readouterr()
-    found = {one["setting"]["strategy_options"].popitem()[0]: one["outcome"] for one in trials(Path("t"))
+    outcomes = {one["setting"]["strategy_options"].popitem()[0]: one["outcome"] for one in trials(Path("t"))
              if one["setting"].get("strategy") == "odd"}  # fmt: skip
-    assert {name: one["result"] for name, one in found.items()} == {
+    assert {name: one["result"] for name, one in outcomes.items()} == {
         "factor": "differs", "dies": "out of memory", "hangs_up": "out of memory",
     }  # fmt: skip
-    assert found["factor"]["why"].startswith("gradient norm of step 1 is ")
+    assert outcomes["factor"]["why"].startswith("gradient norm of step 1 is ")
     assert "odd dies=true nproc=1: out of memory: ended by SIGKILL" in out
     assert "odd factor=2.0 nproc=1: differs: gradient norm of step 1" in err
     config = yaml.safe_load(Path("t/config.yaml").read_text())
@@ -125,12 +125,12 @@ def test_no_trial_outlives_the_tune(number: signal.Signals, tmp_path: Path) -> N
 
 def running(folder: Path) -> list[int]:
     """The processes that were started with a file of this folder."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline", "status"]):
         arguments = process.info["cmdline"] or []
         if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in arguments):
-            found.append(process.pid)
-    return found
+            processes.append(process.pid)
+    return processes
 
 
 def wait_until(true: Any) -> None:
@@ -202,8 +202,8 @@ def test_a_job_that_dies_in_two_gibibytes_fits_after_tune(tmp_path: Path, monkey
         return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=1500)
 
     assert limited("train", *HEAVY, "--out", "dies").returncode != 0
-    found = limited("tune", *HEAVY, "--fit-only", "--budget", "20", "--out", "t")
-    assert found.returncode == 0, found.stdout + found.stderr
+    done = limited("tune", *HEAVY, "--fit-only", "--budget", "20", "--out", "t")
+    assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(Path("t/tune.json").read_text())
     assert facts["chosen"]["setting"]
     assert facts["trials"][0]["result"] in ("out of memory", "does not fit")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from distcore import ConfigError
+from distcore_workbench.pages.document import command_line
 from distcore_workbench.report.curves import Chart, charts_of, lines_of
 from distcore_workbench.report.folders import RunFolder, names_of, read
 from distcore_workbench.report.predictions import Confusion, answers_of
-from distcore_workbench.report.report_page import command_line
 from distcore_workbench.report.side_by_side import Facts, facts_of
 
 HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "strategy", "precision")
@@ -31,8 +32,8 @@ class Content:
     """Of all runs together."""
     answers: tuple[Confusion | list[dict[str, str]] | None, ...]
     """By run."""
-    about: tuple[str, ...]
-    """What each run is, in a line."""
+    about: str
+    """What the runs have in common, in a line."""
     remarks: tuple[str, ...]
     """What a reader must know, one line each."""
 
@@ -46,7 +47,7 @@ def content_of(folders: Sequence[Path]) -> Content:
     """Read the runs; raises ConfigError, one line, for a file that is damaged and if no run has a step yet."""
     runs = [read(folder) for folder in folders]
     lines = [lines_of(run.folder, run.config) for run in runs]
-    charts = charts_of(lines)
+    charts = charts_of(lines, [evaluation_data(run) for run in runs])
     if not charts:
         raise NoStepError(f"report {folders[0]}: no step is logged yet; --follow waits for it")
     names = names_of(folders)
@@ -56,12 +57,23 @@ def content_of(folders: Sequence[Path]) -> Content:
         facts=facts,
         charts=tuple(charts),
         answers=tuple(answers_of(run.folder) if run.report else None for run in runs),
-        about=tuple(f"{name}: {', '.join(_about(run))}" for name, run in zip(names, runs, strict=True)),
+        about=f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {', '.join(_about(runs))}",
         remarks=(*facts["notes"], *late),
     )
 
 
-def _about(run: RunFolder) -> Iterator[str]:
-    values = run.values
-    yield from (f"{key.rpartition('.')[2].replace('_', ' ')} {values[key]}" for key in HEADLINE if values.get(key))
-    yield f"{values['nproc']} rank{'s' * (values['nproc'] != 1)}"
+def evaluation_data(run: RunFolder) -> Mapping[str, Any]:
+    """Return what the report says of the evaluation data; empty if the run is not finished."""
+    data = run.report.get("data")
+    facts = data.get("evaluation") if isinstance(data, Mapping) else None
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def _about(runs: Sequence[RunFolder]) -> Iterator[str]:
+    """Yield what all runs have in common."""
+    first, *others = [run.values for run in runs]
+    for key in (*HEADLINE, "nproc"):
+        value = first.get(key)
+        if value and all(values.get(key) == value for values in others):
+            name = key.rpartition(".")[2].replace("_", " ")
+            yield f"{value} rank{'s' * (value != 1)}" if key == "nproc" else f"{name} {value}"

@@ -1,0 +1,148 @@
+"""Figures that are no curves: bars, ranges, dots on a logarithmic axis, and areas. Each is data for plotly.js.
+
+A string such as ``--a`` stands for a color of the page's style, in the light or the dark form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+LONGEST_NAME = 24
+"""Characters of a name beside a bar; the whole name shows under the pointer."""
+ROW, AROUND = 30, 70
+"""In pixels: the height of a row, and of what stands above and below the rows."""
+LEGEND = 30
+"""Pixels of a legend above the rows."""
+ROOM_FOR_TEXT = 1.3
+"""Length of an axis in the longest bar: the rest is for the values in writing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One plot."""
+
+    title: str
+    """Stands above it."""
+    traces: Sequence[Mapping[str, Any]]
+    """Its data, as plotly.js takes it."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Axes and the like, as plotly.js takes them."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figure as the page's script reads it."""
+        return {"traces": list(self.traces), "layout": dict(self.layout)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One row of bars."""
+
+    name: str
+    parts: Sequence[float]
+    """The parts of the bar, in the unit of the axis."""
+    text: str
+    """Stands behind the bar."""
+    spread: tuple[float, float] | None = None
+    """Lowest and highest value of the whole bar."""
+
+
+def plain(text: str) -> str:
+    """Return ``text`` so that plotly.js shows it as it is: no part of it is markup."""
+    return escape(text, quote=False)
+
+
+def bars(title: str, unit: str, parts: Mapping[str, str], rows: Sequence[Bar]) -> Figure:
+    """Return one stacked bar per row; ``parts`` maps the name of each part to its color."""
+    names = [plain(row.name) for row in rows]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar", "orientation": "h", "name": part, "marker": {"color": color}, "y": list(range(len(rows))),
+            "x": [row.parts[index] for row in rows], "customdata": names,
+            "hovertemplate": f"%{{customdata}}<br>{part}: %{{x:.4~g}} {unit}<extra></extra>",
+        }
+        for index, (part, color) in enumerate(parts.items())
+    ]  # fmt: skip
+    ends = [max(sum(row.parts), row.spread[1] if row.spread else 0) for row in rows]
+    if any(row.spread and row.spread[0] < row.spread[1] for row in rows):  # a single round has no range
+        spreads = [row.spread or (sum(row.parts),) * 2 for row in rows]
+        traces[-1]["error_x"] = _errors([sum(row.parts) for row in rows], spreads)
+    return Figure(
+        title=title,
+        traces=[*traces, _texts(ends, [row.text for row in rows])],
+        layout=_layout(rows, unit, legend=len(parts) > 1)
+        | {"barmode": "stack"}
+        | {"xaxis": {"title": unit, "range": [0, ROOM_FOR_TEXT * (max(ends) or 1)]}},
+    )
+
+
+def ranges(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
+    """Return one dot per row, the first of its parts, and a line over its range."""
+    middles = [row.parts[0] for row in rows]
+    spreads = [row.spread or (middle, middle) for row, middle in zip(rows, middles, strict=True)]
+    dots = _dots(middles, rows) | {"error_x": _errors(middles, spreads)}
+    ends = [high for _, high in spreads]
+    axis = {"title": unit, "range": [0, ROOM_FOR_TEXT * (max(ends) or 1)]}
+    return Figure(
+        title=title,
+        traces=[dots, _texts(ends, [row.text for row in rows])],
+        layout=_layout(rows, unit) | {"xaxis": axis},
+    )
+
+
+def log_dots(title: str, unit: str, rows: Sequence[Bar]) -> Figure:
+    """Return one dot per row on a logarithmic axis; a value of 0 is at its left end."""
+    values = [row.parts[0] for row in rows]
+    logs = [math.log10(value) for value in values if value > 0]
+    low, high = (math.floor(min(logs)) - 1, math.ceil(max(logs)) + 1) if logs else (-8, 0)
+    places = [value or 10.0**low for value in values]
+    axis = {"title": unit, "type": "log", "range": [low, high], "exponentformat": "power", "dtick": 1}
+    return Figure(
+        title=title,
+        traces=[_dots(places, rows), _texts(places, [row.text for row in rows])],
+        layout=_layout(rows, unit) | {"xaxis": axis},
+    )
+
+
+def _dots(places: Sequence[float], rows: Sequence[Bar]) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "markers", "marker": {"color": "--a", "size": 10}, "x": list(places),
+        "y": list(range(len(rows))), "text": [_described(row) for row in rows], "hoverinfo": "text",
+        "cliponaxis": False,
+    }  # fmt: skip
+
+
+def _described(row: Bar) -> str:
+    spread = f" ({row.spread[0]:.4g} … {row.spread[1]:.4g})" if row.spread else ""
+    return plain(f"{row.name}: {row.text}{spread}")
+
+
+def _texts(places: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "text", "x": list(places), "y": list(range(len(places))), "hoverinfo": "skip",
+        "text": [f"   {plain(text)}" for text in texts], "textposition": "middle right", "showlegend": False,
+    }  # fmt: skip
+
+
+def _errors(middles: Sequence[float], spreads: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    return {
+        "type": "data", "symmetric": False, "color": "--ink", "thickness": 1.2, "width": 4,
+        "array": [spread[1] - middle for middle, spread in zip(middles, spreads, strict=True)],
+        "arrayminus": [middle - spread[0] for middle, spread in zip(middles, spreads, strict=True)],
+    }  # fmt: skip
+
+
+def _layout(rows: Sequence[Bar], unit: str, legend: bool = False) -> dict[str, Any]:
+    """Return the layout of a figure whose rows stand below each other, the first on top."""
+    names = [row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…" for row in rows]
+    return {
+        "height": AROUND + LEGEND * legend + ROW * len(rows),
+        "showlegend": legend,
+        "yaxis": {
+            "tickvals": list(range(len(rows))), "ticktext": [f"{plain(name)} " for name in names],
+            "range": [len(rows) - 0.5, -0.5], "fixedrange": True, "showgrid": False, "zeroline": False,
+        },
+    }  # fmt: skip
