@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from browser import Browser
@@ -108,7 +109,7 @@ def compare(folder: Path) -> bytes:
 def main() -> None:
     """Make the pictures that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    pictures = {"terminal": terminal, "compare": compare}
+    pictures: dict[str, Callable[[Path], str | bytes]] = {"terminal": terminal, "compare": compare}
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(pictures)} (default: all)")
     PICTURES.mkdir(exist_ok=True)
     for name in parser.parse_args().names or pictures:

@@ -42,6 +42,7 @@ class Bar:
     """One row of bars."""
 
     name: str
+    """Stands beside the bar."""
     parts: Sequence[float]
     """The parts of the bar, in the unit of the axis."""
     text: str

@@ -32,10 +32,13 @@ class Point(NamedTuple):
     """A value, and how far the run was."""
 
     step: int
+    """Optimizer steps."""
     epoch: float | None
+    """Passes over the training data; ``None`` if they are not known."""
     seconds: float | None
     """Training time, without evaluations and checkpoints; ``None`` if it is not known."""
     value: float
+    """In the unit of the chart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +58,11 @@ class Baseline:
     """A constant to compare curves with, such as the accuracy of always predicting the most frequent class."""
 
     name: str
+    """Its words, such as ``majority accuracy``."""
     run: int | None
-    """``None`` if it is the same for all runs."""
+    """Number of the run; ``None`` if it is the same for all runs."""
     value: float
+    """In the unit of the chart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +74,7 @@ class Chart:
     curves: tuple[Curve, ...]
     """By run; of one run that of training first."""
     baselines: tuple[Baseline, ...] = ()
+    """What the curves are compared with."""
 
 
 def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:

@@ -102,4 +102,4 @@ def test_a_folder_that_holds_a_comparison_is_not_written_to(
     (work_folder / "compared").mkdir()
     (work_folder / "compared/compare.json").write_text("{}")
     assert compare("--strategies", "single", "--out", "compared") == 2
-    assert "--out found: holds another comparison" in capsys.readouterr().err
+    assert "--out compared: holds another comparison" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_pages import drawn_in
 from rich.console import Console
 from run_folders import write_predictions, write_run
 
@@ -44,14 +45,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [{"index": n, "label": label, "prediction": guess} for n, (label, guess) in enumerate(predicted)]
     write_predictions(Path("runs/first"), *rows)
     return tmp_path
-
-
-def drawn_in(page: Path) -> dict[str, Any]:
-    """The figures of a page, and their axes."""
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
-    assert data
-    parsed: dict[str, Any] = json.loads(data[1])
-    return parsed
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
