@@ -69,6 +69,10 @@ from distcore.plugin.strategy.state import Box as Box
 from distcore.plugin.strategy.state import Piece as Piece
 from distcore.plugin.strategy.state import SavedState as SavedState
 from distcore.plugin.strategy.state import State as State
+from distcore.plugin.strategy.tally import Wish as Wish
+from distcore.plugin.task.frozen import INITIAL as INITIAL
+from distcore.plugin.task.frozen import FrozenModel as FrozenModel
+from distcore.plugin.task.frozen import Initial as Initial
 from distcore.plugin.task.ragged import Ragged as Ragged
 from distcore.plugin.task.simple import Simple as Simple
 from distcore.plugin.task.task import Batch as Batch

@@ -40,7 +40,9 @@ from distcore.testing.subject import Subject
 TASK_METHODS = [name for name in vars(TaskSpec) if name in METHODS]
 """The methods of a task, in call order."""
 PADDING_FREE = ["why_not_padding_free", "enable_padding_free"]
-PAIRS = (["sums", "report_sums"], ["row_columns", "unlabeled"], ["open_rows", "unlabeled"], PADDING_FREE)
+FROZEN, WHOLE_BATCH = ["frozen", "consult"], ["embed", "batch_loss"]
+PAIRS = (["sums", "report_sums"], ["row_columns", "unlabeled"], ["open_rows", "unlabeled"], PADDING_FREE, FROZEN,
+         WHOLE_BATCH)  # fmt: skip
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
@@ -168,6 +170,8 @@ def test_a_strategy_with_the_example_trains_and_resumes_as_the_core_does(
 
 SAID = {
     "on_run_start": r"from step 0 to 6 on 1 rank\(s\)\n",
+    "on_epoch_start": r"epoch 0 begins at step 0\nepoch 1 begins at step 5\n",
+    "on_epoch_end": r"",
     "on_step_end": r"epoch 1 ends at step 5: 50 rows so far\n",
     "on_log": r"(step [246]: loss \d\.\d{3}, learning rate [\d.e-]+\n){3}",
     "on_evaluation_end": r"step 5: 11 of 11 rows evaluated\nstep 6: 11 of 11 rows evaluated\n",
@@ -223,7 +227,8 @@ def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
 
 
 def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, distcore.Report]) -> None:
-    names = [name for name in TASK_METHODS if name != "row_loss"]  # with it the mean loss would do for a report
+    others = ("row_loss", *WHOLE_BATCH)  # in place of the loss; with the first the mean loss would do for a report
+    names = [name for name in TASK_METHODS if name not in others]
     task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"
     with trained(out, Hooks("single", SingleStrategy()), task) as report:
@@ -236,12 +241,17 @@ def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: t
     assert len(predicted(out, task)) == 2
 
 
-def test_the_page_has_the_order_of_the_calls(tmp_path: Path) -> None:
+PADDED = {*PADDING_FREE, "skipped_fraction", "select_logits"}
+
+
+@pytest.mark.parametrize("others", [{*FROZEN, *WHOLE_BATCH}, {"loss", *PADDED}], ids=["a sum over rows", "more models"])
+def test_the_page_has_the_order_of_the_calls(others: set[str], tmp_path: Path) -> None:
     calls, out = Calls(), tmp_path / "run"
-    names = [name for name in TASK_METHODS if name not in ("row_loss", "row_columns")]  # others take their place
+    names = [name for name in TASK_METHODS if name not in {"row_loss", "row_columns", *others}]
     task = type("Example", (), task_methods(names, calls))()
     with trained(out, Hooks("single", SingleStrategy()), task, lr="auto", padding_free="auto"):
-        trains, stop = calls.order.index("loss"), len(calls.order)
+        first = calls.order.index("loss") if "loss" in names else calls.order.index("embed") - 1  # it is consulted
+        trains, stop = first, len(calls.order)
     predicted(out, task)
     # What training calls is tried before the first step, too; that is no call of its own.
     training = list(dict.fromkeys(calls.order[trains:stop]))

@@ -68,8 +68,9 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
         *("gather_outputs", "gather_outputs", "gather_outputs"),  # the world, the run folder, what ranks agree on
         *("gather_outputs", "gather_outputs", "gather_outputs"),  # what to resume from; the run folder is written
         *("on_run_start", "build_sampler", "build_sampler"),  # one micro-batch is evaluated; the training's
+        "on_epoch_start",
         *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),  # the rows of the first step
-        *(*micro_batch, *micro_batch, "step", "on_step_end"),
+        *(*micro_batch, *micro_batch, "step", "on_step_end", "on_epoch_end"),
         *("reduce_loss", "on_log"),
         *("build_sampler", "gather_outputs", "on_evaluation_end"),
         *("save_checkpoint", "gather_outputs", "gather_outputs", "gather_outputs", "on_checkpoint"),

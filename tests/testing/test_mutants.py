@@ -312,6 +312,76 @@ class DecaysEverything(DDPStrategy):
         return wrapped
 
 
+@mutant("gradient", "further-terms")
+class StepsWithTheSum(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        for parameter in run.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= run.world.size
+        return defaults.step(run, clip)
+
+
+@mutant("gradient", "frozen-model")
+class TakesEveryModelForTheTrainedOne(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        if make_optimizer is None:
+            return PreparedModel(model=run_of_training[-1].model, optimizer=None)
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        run_of_training.append(prepared)
+        return prepared
+
+
+run_of_training: list[PreparedModel] = []
+
+
+@mutant("surprise", "frozen-same-after")
+class TrainsTheFrozenModel(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        frozen.extend(model.parameters() if make_optimizer is None else ())
+        return prepared
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        for parameter in frozen:
+            parameter.data += 1e-3
+        return defaults.step(run, clip)
+
+
+frozen: list[nn.Parameter] = []
+
+
+@mutant("checkpoint", "frozen-not-saved")
+class SavesTheFrozenModel(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        return defaults.save_checkpoint(run) | {f"model/{name}.weight": torch.ones(1) for name in run.frozen}
+
+
+@mutant("gradient", "whole-batch")
+class GathersNothingInSteps(DDPStrategy):
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gather_rows(outputs) if "logits" not in outputs else outputs
+
+
+@mutant("gradient", "logged-sums")
+class LogsItsOwn(DDPStrategy):
+    @hookimpl
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        return values
+
+
+@mutant("agreement", "wishes-are-agreed")
+class HearsItself(DDPStrategy):
+    @hookimpl
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        return values
+
+
 @mutant("gradient", "dropout-repeats")
 class DrawsOtherNoiseEachTime(DDPStrategy):
     @hookimpl

@@ -17,6 +17,7 @@ from distcore import Datasets, Ragged, RunConfig, registry
 from distcore.testing.problem import Problem, Rows
 from distcore.testing.register import task_cases
 from distcore.testing.runner import check_task
+from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
 
 MUTANTS: dict[str, type[Any]] = {}
 """A broken task by the case that must find it."""
@@ -89,6 +90,34 @@ class CountsBelowZero(Sound):
 class ReturnsTheMean(Sound):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return super().loss(model, batch) / len(batch["labels"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundWholeBatch(WholeBatch):
+    """The same for a task whose loss is over the global batch."""
+
+
+@breaks("embeds-rows-alone")
+class EmbedsWithItsNeighbors(SoundWholeBatch):
+    def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        embeddings = super().embed(model, batch)
+        return embeddings | {"logits": embeddings["logits"] - embeddings["logits"].mean(0)}
+
+
+@breaks("terms-count")
+class CountsATermThatIsNotThere(TwoTerms):
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], log: Any) -> Any:  # type: ignore[override]
+        loss, further = super().loss(model, batch, log)
+        return loss, {"other": further["size"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsksForABatch(Referenced):
+    """What its frozen model says of a row depends on the rows beside it."""
+
+    def consult(self, frozen: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        began = super().consult(frozen, batch)["began"]
+        return batch | {"began": began - began.mean(0)}
 
 
 @breaks("loss-counts-items")
@@ -199,7 +228,18 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("case", task_cases())
 def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
-    assert measured(Sound, case).held, str(measured(Sound, case))
+    task = SoundWholeBatch if case == "embeds-rows-alone" else Sound
+    assert measured(task, case).held, str(measured(task, case))
+
+
+@pytest.mark.parametrize("case", ["loss-is-a-sum", "rows-alone", "terms-count", "through-the-model"])
+@pytest.mark.parametrize("task", [TwoTerms, Referenced])
+def test_tasks_with_further_terms_and_frozen_models_are_measured_too(task: type[Any], case: str, measured: Any) -> None:
+    assert measured(task, case).held, str(measured(task, case))
+
+
+def test_a_frozen_model_that_is_asked_for_a_batch_is_found(measured: Any) -> None:
+    assert measured(AsksForABatch, "loss-is-a-sum").held is False
 
 
 class GivesRagged(Sound):

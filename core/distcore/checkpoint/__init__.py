@@ -19,6 +19,7 @@ from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import (
     check_base,
+    check_frozen,
     check_job,
     check_progress,
     collect_job_state,
@@ -156,6 +157,7 @@ def load(
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
     check_base(run.base, job_state, path)
+    check_frozen(run.frozen, job_state, path)
     progress = saved_progress(job_state, path)
     check_progress(run, progress, path)
     _check_names(run, hooks, checkpoint)
@@ -172,6 +174,7 @@ def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
     check_base(run.base, checkpoint.job_state(), path)
+    check_frozen(run.frozen, checkpoint.job_state(), path)
     _check_names(run, hooks, checkpoint)
     hooks.load_checkpoint(run, Evaluated(checkpoint), saved_progress(checkpoint.job_state(), path))
     return weights_of(checkpoint)

@@ -80,8 +80,13 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
         "environment": environment(run.config.strategy, run.config.task),
-        **({"base": {"sha256": run.base.digest, "what": run.base.what}} if run.base else {}),
+        **({"base": _named(run.base)} if run.base else {}),
+        **({"frozen": {name: _named(base) for name, base in run.frozen.items()}} if run.frozen else {}),
     }
+
+
+def _named(base: BaseModelRef) -> dict[str, str]:
+    return {"sha256": base.digest, "what": base.what}
 
 
 def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
@@ -163,6 +168,19 @@ def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path)
             f"{path}: is an adapter of {what} (SHA-256 {digest[:12]}…), not of {base.what} "
             f"({base.digest[:12]}…); give it the model that it was trained on"
         )
+
+
+def check_frozen(frozen: Mapping[str, BaseModelRef], job_state: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the checkpoint names a frozen model whose weights are not those of ``frozen``."""
+    with _report_malformed(path):
+        saved = {name: (str(one["sha256"]), str(one["what"])) for name, one in job_state.get("frozen", {}).items()}
+    for name in saved.keys() & frozen.keys():
+        (digest, what), base = saved[name], frozen[name]
+        if digest != base.digest:
+            raise CheckpointError(
+                f"{path}: was trained beside {what} as its frozen model {name!r} (SHA-256 {digest[:12]}…), not beside "
+                f"{base.what} ({base.digest[:12]}…); give it the model that it was trained with"
+            )
 
 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:

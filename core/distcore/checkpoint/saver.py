@@ -15,7 +15,7 @@ from distcore.checkpoint.commit import begin, commit, discard, is_published, pub
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
 from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_rank_files
-from distcore.distributed.agreement import on_all_ranks
+from distcore.distributed.agreement import check_agreed, on_all_ranks
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -44,13 +44,21 @@ class Saver:
         an earlier asynchronous one.
         """
         self.wait()
-        run, hooks, facts = self._run, self._hooks, {"best": best, "data": self._data}
+        run, hooks = self._run, self._hooks
+        facts = {"best": best, "data": self._data, **self._states()}
         if run.config.checkpoints.asynchronous:
             self._pending = (self._start_background_save(progress, facts), progress)
             return
         path = checkpoint.save(run, hooks, progress, self._folder, facts, self._files)
         self._retain(best)
         hooks.on_checkpoint(run, progress, path)
+
+    def _states(self) -> dict[str, Any]:
+        """Return what listeners keep; raises AgreementError if a rank would keep another state than the main one."""
+        states = self._hooks.states()
+        if states:
+            check_agreed(self._run, self._hooks, **{f"state() of {name}": state for name, state in states.items()})
+        return {"states": states} if states else {}
 
     def check(self) -> None:
         """Raise CheckpointError if a save in the background has failed; cheap enough to call after each step."""

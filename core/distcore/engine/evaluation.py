@@ -10,7 +10,7 @@ import torch
 
 from distcore.distributed.agreement import share_buffers
 from distcore.distributed.devices import UNPINNED
-from distcore.engine.loader import MicroBatches, to_device
+from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
 from distcore.errors import AgreementError
@@ -113,7 +113,7 @@ def forward_all(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evalua
             prefetcher.fetch()
             for micro, batch in micros:
                 with autocast:
-                    outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
+                    outputs, sums = evaluate_batch(on_device(run, batch), len(micro.indices))
                 counts = sanity or (run.world.is_shard_leader and not micro.is_padding)
                 collector.add(micro.indices, outputs, sums, counts)
             prefetcher.wait()

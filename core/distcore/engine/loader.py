@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import UNPINNED
-from distcore.plugin.strategy.contract import MicroBatch, Sampler
+from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
 
 
@@ -83,6 +83,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def on_device(run: Run, batch: Batch) -> Batch:
+    """Return a batch on the rank's device, with what the task's frozen models say of it."""
+    batch = to_device(batch, run.world.device)
+    return run.consult(batch) if run.consult else batch
 
 
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -5,26 +5,34 @@ sampler → collate → device → accumulate → the task's loss → backward �
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
+import numpy as np
 from torch import Tensor, nn
 
 from distcore.data.per_epoch import in_epoch
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.distributed.devices import seed
 from distcore.engine.collation import check_collation
-from distcore.engine.loader import MicroBatches, to_device
+from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
+from distcore.engine.whole_batch import whole_batch_step
+from distcore.errors import TaskError
 from distcore.model import averages
-from distcore.plugin.batching.columns import common_value, read
+from distcore.plugin.batching.columns import Column, common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask, Loss
+from distcore.plugin.task.bound import BoundTask, Loss, terms
+from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.task import Batch, Dataset, Task
+
+Term = tuple[float, Column]
+"""The scale of a further term of the loss, and what each row counts in its mean."""
+NO_TERMS: Mapping[str, Term] = {}
 
 
 def steps(
@@ -39,15 +47,19 @@ def steps(
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    passes = hooks.passes_or(partial(train_step, hooks))
-    task_loss = BoundTask.of(task).loss
+    bound = BoundTask.of(task)
+    step_of = partial(whole_batch_step, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
+    passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
     guarded = (
         progress.step + run.config.data_guard_steps
     )  # later steps skip the checks, which cost a gather and a second collation
     run.model.train()
     with Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
+            if progress.step_in_epoch == 0:
+                hooks.on_epoch_start(run, progress)
             varied = in_epoch(dataset, progress.epoch)
+            counts = {name: counts_of(varied).get(name, varied.items) for name in bound.logs}
             each = common_value(varied.items)  # if all rows have as many items, no step reads them
             left = run.total_steps - progress.step
             coming = range(plan.steps)[progress.step_in_epoch :][:left]
@@ -65,7 +77,8 @@ def steps(
                     each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
                 )
                 scale = loss_multiplier(run) / items if items else 0.0  # without items the step has no gradient
-                loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast))
+                others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
+                loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast, others))
                 result = hooks.step(run, run.config.clip)
                 if progress.step < guarded:
                     check_weights(run, hooks, progress.step + 1)
@@ -75,20 +88,45 @@ def steps(
                 if run.ema is not None:
                     averages.update(run, hooks, progress.step)
                 hooks.on_step_end(run, progress, result)
+                if progress.step_in_epoch == 0:
+                    hooks.on_epoch_end(run, progress)
                 prefetcher.wait()
                 yield progress, result, loss
 
 
-def scaled_loss(run: Run, task_loss: Loss, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:
-    """Return a function from a micro-batch to its share of the step's mean loss; padding has weight 0."""
+def scaled_loss(
+    run: Run,
+    task_loss: Loss,
+    scale: float,
+    autocast: AbstractContextManager[object],
+    others: Mapping[str, Term] = NO_TERMS,
+) -> StepLoss:
+    """Return a function from a micro-batch to its share of the step's mean loss; padding has weight 0.
+
+    A further term of the loss has its scale in ``others``.
+    """
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
+        run.tally.muted = micro.is_padding
         with autocast:
-            total = task_loss(model, to_device(batch, run.world.device))
+            total, further = terms(task_loss(model, on_device(run, batch)))
+        total = total * scale
+        for name, term in further.items():
+            if name not in others:
+                raise TaskError(f"task: loss() returned the term {name!r}, which `logs` of the task does not name")
+            factor, count = others[name]
+            run.log(name, term, int(read(count, micro.indices).sum()))
+            total = total + term * factor
         # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
-        return total * (0.0 if micro.is_padding else scale)
+        return total * 0.0 if micro.is_padding else total
 
     return scaled
+
+
+def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
+    """Return the scale of each further term by what its rows count; ``rows`` are those of the global batch."""
+    totals = {name: int(read(count, rows).sum()) for name, count in counts.items()}
+    return {name: (loss_multiplier(run) / totals[name] if totals[name] else 0.0, counts[name]) for name in counts}
 
 
 def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:

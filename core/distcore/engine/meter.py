@@ -13,6 +13,7 @@ from distcore.distributed.devices import peak_memory
 from distcore.engine.loop import loss_multiplier
 from distcore.plugin.strategy.contract import Progress, Run, StepResult
 from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.tally import Wish
 
 
 class Meter:
@@ -33,17 +34,17 @@ class Meter:
 
     def record(
         self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, requested: bool
-    ) -> tuple[dict[str, float], bool]:
-        """Return the values to log, and True if a stop was ``requested`` on any rank; every rank calls.
+    ) -> tuple[dict[str, float], bool, frozenset[Wish]]:
+        """Return the values to log, True if a stop was ``requested`` on any rank, and the wishes; every rank calls.
 
-        The record has the mean loss over all ranks since the last record, the speed in samples per second, and the peak
-        memory of this rank. One sum over ranks serves both loss and stop, which saves a collective.
+        The record has the mean loss over all ranks since the last record, the means of what was logged, the speed in
+        samples per second, and the peak memory of this rank. One sum over ranks serves all, which saves a collective.
         """
         steps = progress.step - self._last.step
         loss = torch.as_tensor(
             self._loss if run.world.is_shard_leader else 0.0, dtype=torch.float64, device=run.world.device
         )
-        total, requests = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(requested))])).tolist()
+        wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, loss.new_tensor(float(requested)))
         self._tick()
         seconds = self.seconds - self._seconds_at_last
         record: dict[str, float] = {
@@ -55,10 +56,11 @@ class Meter:
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
             "peak_memory_bytes": peak_memory(run.world.device),
         }
+        record |= means
         if result.grad_norm is not None:
             record["grad_norm"] = float(result.grad_norm)
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
-        return record, requests > 0
+        return record, requests > 0, wishes
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -76,3 +78,11 @@ class Meter:
         now = time.perf_counter()
         self.seconds += now - self._running_since
         self._running_since = now
+
+
+def agree_on_tally(run: Run, hooks: Hooks, *values: Tensor) -> tuple[frozenset[Wish], dict[str, float], list[float]]:
+    """Return wishes and means of all ranks, and the sums of ``values``, float64 scalars; every rank calls."""
+    mine = torch.cat([run.tally.take(run.world.device), *(value[None] for value in values)])
+    summed = hooks.reduce_loss(run, mine).tolist()
+    split = len(summed) - len(values)
+    return *run.tally.read(summed[:split]), summed[split:]

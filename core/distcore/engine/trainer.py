@@ -18,8 +18,9 @@ from distcore.engine import row_form
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, sanity_check
 from distcore.engine.finish import finish
+from distcore.engine.frozen import with_frozen
 from distcore.engine.loop import steps
-from distcore.engine.meter import Meter
+from distcore.engine.meter import Meter, agree_on_tally
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
@@ -32,6 +33,7 @@ from distcore.plugin.extensions import load_extensions
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.tally import Tally
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, export, join
@@ -97,7 +99,7 @@ def set_up(resolved: Resolved, rank_info: RankInfo) -> tuple[Hooks, World]:
     if rank_info.size > 1:
         prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
-    hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config))
+    hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config) | resolved.task.listener())
     return hooks, hooks.setup(config, rank_info)
 
 
@@ -125,8 +127,11 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         scaler=scaler_for(config, hooks.capabilities, world),
         strategy_state=built.state,
         base=base,
+        tally=Tally((*BoundTask.of(task).logs, *hooks.logs)),
     )
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
+    if BoundTask.of(task).has("frozen"):
+        run = with_frozen(replace(run, model=wrapped.model), hooks, task, data)
     if not training:
         return replace(run, model=wrapped.model, strategy_state=wrapped.state)
     if wrapped.optimizer is None:
@@ -159,7 +164,10 @@ def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, row
     if resumed := checkpoint.resume(run, hooks, rows, task.on_resume):
         path, progress, job_state = resumed
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
+        hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
+
+    hooks.states()  # so that a save will not fail
 
     def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -186,21 +194,27 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    A run ends early after ``patience`` evaluations without a better one, and a resume does not continue it. After
-    SIGTERM or Ctrl-C it commits a checkpoint and raises StoppedError.
+    A run ends early after ``patience`` evaluations without a better one, and a resume does not continue it; or when a
+    listener wishes to stop, and a resume if it wishes so again at its start. After SIGTERM or Ctrl-C it commits a
+    checkpoint and raises StoppedError.
     """
     config, last, stopping = run.config, None, False
-    ended = out_of_patience(config, best)
+    wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
+    ended = out_of_patience(config, best) or "stop" in wishes
     with catch_stop_signals() as stop:
         for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
             saver.check()
             if done or progress.step % config.log_every == 0:
-                record, stopping = meter.record(run, hooks, progress, result, stop.requested)
+                record, stopping, wishes = meter.record(run, hooks, progress, result, stop.requested)
                 hooks.on_log(run, record)
-            evaluating = done or progress.step_in_epoch == 0 or is_due(progress.step, config.eval_every)
-            saving = done or stopping or is_due(progress.step, config.save_every)
+            else:
+                wishes = frozenset()
+            ended = "stop" in wishes
+            evaluating = done or ended or "evaluate" in wishes or is_due(progress.step, config.eval_every)
+            evaluating = evaluating or progress.step_in_epoch == 0
+            saving = done or stopping or "save" in wishes or is_due(progress.step, config.save_every)
             if not evaluating and not saving:
                 continue
             with meter.pause():
@@ -209,13 +223,15 @@ def fit(
                     last = evaluate(run, hooks, task, data.evaluation, data)
                     hooks.on_evaluation_end(run, progress, last)
                     best, improved = update_best(run, progress, best, last, task.declared_metrics)
-                    ended = out_of_patience(config, best)
+                    ended = ended or out_of_patience(config, best)
                 if saving or improved or ended:
                     saver.save(progress, asdict(best) if best else None)
             if stopping or ended:
                 break
         saver.wait()
-    if ended and best and progress.step < run.total_steps:
+    if ended and "stop" in wishes:
+        log.info("a listener wished to stop: ended after step %d", progress.step)
+    elif ended and best and progress.step < run.total_steps:
         log.info("no better %s in %d evaluations: ended after step %d", best.metric, best.waited, progress.step)
     elif stopping:
         raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}")

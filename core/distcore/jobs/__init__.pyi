@@ -37,6 +37,7 @@ from distcore.plugin.strategy.hooks import Hooks as Hooks
 from distcore.plugin.strategy.memory import HoldsExtraTensors as HoldsExtraTensors
 from distcore.plugin.strategy.memory import PlansMemory as PlansMemory
 from distcore.plugin.strategy.memory import TracesStep as TracesStep
+from distcore.plugin.strategy.tally import Tally as Tally
 from distcore.plugin.task.bound import BoundTask as BoundTask
 from distcore.rank_environment import join as join
 from distcore.registry import offers as offers

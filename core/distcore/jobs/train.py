@@ -205,11 +205,13 @@ def check(resolved: Resolved) -> Datasets:
     from distcore.model.model_source import check_model
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.strategy.hooks import Hooks
+    from distcore.plugin.strategy.tally import Tally
     from distcore.resolve.complete import complete
     from distcore.resolve.run_folder import check_out
 
     config = resolved.config
-    Hooks(config.strategy, resolved.strategy, load_extensions(config))
+    hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config) | resolved.task.listener())
+    Tally((*resolved.task.logs, *hooks.logs))  # refuses a name that two log
     check_out(config)
     newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if newest is not None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,21 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | 
     parameters = frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)
     bound = BoundTask.of(task)
     folder = bound.weights_folder(config)
+    seed = config.seed if bound.from_scratch else None
+    return replace(named_by_content(module, folder, seed, parameters), parameters=parameters)
+
+
+def named_by_content(module: nn.Module, folder: Path | None, seed: int | None, names: frozenset[str]) -> BaseModelRef:
+    """Return the digest of the parameters ``names`` of ``module``: of ``folder`` that they were read from, else of the
+    ``seed`` that they were drawn with, else of their values.
+    """
     if folder is not None:
         digest, what = digest_of_files(folder), f"the weights in {folder}"
-    elif bound.from_scratch:
-        digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
+    elif seed is not None:
+        digest, what = _digest_of_recipe(module, seed), f"a {type(module).__name__} of seed {seed}"
     else:  # the task may have read weights from anywhere
-        digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"
-    return BaseModelRef(digest=digest, what=what, folder=folder, parameters=parameters)
+        digest, what = _digest_of_values(module, names), f"a {type(module).__name__} of the task"
+    return BaseModelRef(digest=digest, what=what, folder=folder, parameters=frozenset())
 
 
 def digest_of_files(folder: Path) -> str:
@@ -59,8 +68,10 @@ def _digest_of_file(file: Path) -> str:
 
 
 def _digest_of_recipe(module: Any, seed: int) -> str:
-    """Return a digest of the model's class, its config and the seed, which determine random weights."""
-    tree = {key: value for key, value in module.config.to_dict().items() if not any(w in key for w in NOT_THE_WEIGHTS)}
+    """Return a digest of the model's class, its config or shapes, and the seed, which determine random weights."""
+    tree = {name: [str(value.dtype), *value.shape] for name, value in module.named_parameters()}
+    if hasattr(module, "config"):
+        tree = {k: value for k, value in module.config.to_dict().items() if not any(w in k for w in NOT_THE_WEIGHTS)}
     recipe = {"class": type(module).__name__, "config": tree, "seed": seed}
     return _digest([json.dumps(recipe, sort_keys=True, default=str).encode()])
 

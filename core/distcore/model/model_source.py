@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,15 +102,20 @@ def _names_layers(config: RunConfig) -> bool:
 
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     """Return how to build the task's model without an adapter."""
+    return source_of(config, partial(task.build_model, config, data), BoundTask.of(task).weights_folder(config))
+
+
+def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | None) -> ModelSource:
+    """Return how to build what ``make`` returns, with its weights from ``folder`` if it has one."""
 
     def build() -> nn.Module:
         torch.manual_seed(config.seed)
-        return task.build_model(config, data)
+        return make()
 
     def meta_model() -> nn.Module:
         try:
             with torch.device("meta"):
-                module = task.build_model(config, data)
+                module = make()
         except Exception as error:  # any class: code of the task that needs values may fail in any way
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
             raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error
@@ -119,9 +125,8 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     def replay() -> tuple[nn.Module, WeightStream]:
         from distcore.model.deferred_init.replay import replay_build  # fake tensors are slow to import
 
-        return replay_build(partial(task.build_model, config, data), meta_model(), config.seed)
+        return replay_build(make, meta_model(), config.seed)
 
-    folder = BoundTask.of(task).weights_folder(config)
     return ModelSource(build=build, meta_model=meta_model, folder=folder, replay=None if folder else replay)
 
 

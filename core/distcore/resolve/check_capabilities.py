@@ -11,6 +11,7 @@ from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.model.optim import is_installed, load_optimizer, optimizer_class
 from distcore.model.optimizers.own import check as check_own
 from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.task.bound import BoundTask
 from distcore.resolve.strategies import names_that
 
 log = logging.getLogger("distcore")
@@ -36,6 +37,17 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
             f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
             f"{others} could, with their default options"
         )
+
+
+def check_task(config: RunConfig, declared: Capabilities, task: BoundTask) -> None:
+    """Raise ConfigError if the task calls models in a way that the strategy does not declare."""
+    if declared.calls_any_time or not (task.has("frozen") or task.whole_batch):
+        return
+    has = "frozen models" if task.has("frozen") else "a loss over the global batch"
+    raise ConfigError(
+        f"task = {config.task!r}: has {has}, and strategy {config.strategy!r} with these options calls the model in a "
+        f"pipeline only; {names_that(lambda other: other.calls_any_time)} could, with their default options"
+    )
 
 
 def check_average(config: RunConfig, declared: Capabilities) -> None:

@@ -53,6 +53,8 @@ def agree(run: Run, hooks: Hooks, completed: Resolved) -> Run:
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     config = with_changes(completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))})
     base = run.base.digest if run.base else None
-    check_agreed(run, hooks, config=config.model_dump(mode="json"), rows=run.rows, steps=run.total_steps, base=base)
+    facts = {"rows": run.rows, "steps": run.total_steps, "base": base}
+    frozen = {f"the frozen model {name!r}": model.digest for name, model in run.frozen.items()}
+    check_agreed(run, hooks, config=config.model_dump(mode="json"), **facts, **frozen)
     # Not before: on another machine they may differ.
     return replace(run, config=with_absolute_paths(replace(completed, config=config)))

@@ -16,7 +16,13 @@ from distcore.plugin.strategy.capabilities import Capabilities, ChecksConfig, Ch
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 from distcore.resolve import strategies, tasks
-from distcore.resolve.check_capabilities import check_average, check_declared, check_optimizer, log_compilation
+from distcore.resolve.check_capabilities import (
+    check_average,
+    check_declared,
+    check_optimizer,
+    check_task,
+    log_compilation,
+)
 from distcore.resolve.micro_batches import forward_tokens, length_grouping, micro_batch_tokens
 from distcore.resolve.run_folder import new_run_folder
 from distcore.resolve.world_size import check_micro_batch_size, data_shards, world_size
@@ -68,6 +74,7 @@ def resolve(
         log.info("the file of strategy %r says: %s", chosen.name, ", ".join(f"{k} = {v}" for k, v in from_file.items()))
     placed = with_changes(placed, from_file)
     check_declared(placed, declared, launcher)
+    check_task(placed, declared, trained)
     check_deterministic(placed)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
     check_micro_batch_size(placed, data_shards(placed, declared, ranks))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.plugin.task.task import Datasets
+from distcore.plugin.task.task import Dataset, Datasets
 
 VOCABULARY, CLASSES, WIDTH = 32, 4, 16
 """Number of token ids (0 is padding), number of classes, and size of a hidden vector."""
@@ -162,6 +162,10 @@ class Problem:
         """Return the cross-entropy of each row times its items, summed over ``batch``; a scalar with gradient."""
         losses = F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
         return (losses * batch["items"]).sum()
+
+    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+        """Return the loss of a global batch in plain PyTorch; ``began`` is the model before its first step."""
+        return self.loss(module, dataset.batch(rows)) / int(dataset.items[rows].sum())
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return, per row, ``loss`` (float32), ``prediction`` and ``label`` (int64), each of shape ``(n,)``."""

@@ -51,13 +51,13 @@ def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
 def _solve(problem: Problem, text: str, steps: int) -> Solution:
     config = RunConfig.model_validate_json(text)
     data = problem.prepare(config)
-    module = build_untrained(problem, config, data)
+    module, began = build_untrained(problem, config, data), build_untrained(problem, config, data)
     optimizer = _adamw(module, config)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(config, step))
     losses, norms, rates = [], [], []
     for rows, _ in zip(_global_batches(config, data), range(steps), strict=False):
         with _autocast(config):
-            loss = problem.loss(module, data.train.batch(rows)) / int(data.train.items[rows].sum())
+            loss = problem.mean_loss(module, began, data.train, rows)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
         norms.append(_clip(module, config))

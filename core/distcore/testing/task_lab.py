@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig, load_config
+from distcore.engine.frozen import with_frozen
+from distcore.model.lora_base import base_of
 from distcore.plugin.batching.columns import read
-from distcore.plugin.strategy.contract import Run, World
-from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.strategy.contract import BaseModelRef, Run, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask, terms
 from distcore.plugin.task.outputs import Collected, Collector
 from distcore.plugin.task.task import Batch, Dataset, Datasets
 from distcore.resolve.resolve import resolve
@@ -64,16 +67,43 @@ class TaskLab:
     def evaluated(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
         """Evaluate a batch of ``rows`` rows, in evaluation mode; return the results."""
         model.eval()
-        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-        run = Run(config=self.config, world=world, capabilities=SingleStrategy.capabilities, module=model, model=model)
-        outputs, sums = self.task.evaluation(run)(batch, rows)
+        outputs, sums = self.task.evaluation(self._run(model))(self._consult(batch), rows)
         collector = Collector()
         collector.add(np.arange(rows), outputs, sums, counts=True)
         return collector.joined()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch, summed over its items."""
-        return self.task.loss(model, batch)
+        return terms(self.task.loss(model, self._consult(batch)))[0]
+
+    def all_terms(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the sum of the loss and its further terms."""
+        loss, further = terms(self.task.loss(model, self._consult(batch)))
+        return sum(further.values(), loss)
+
+    def further(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the further terms of the loss by name."""
+        return terms(self.task.loss(model, self._consult(batch)))[1]
+
+    @torch.no_grad()
+    def embeddings(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return what a loss over the global batch reads of each row."""
+        return self.task.embed(model, self._consult(batch))
+
+    @cached_property
+    def _consult(self) -> Callable[[Batch], Batch]:
+        """What the task's frozen models add to a batch."""
+        if not self.task.has("frozen"):
+            return lambda batch: batch
+        module = self.build()
+        run = self._run(module, base_of(self.config, self.task, module))
+        return with_frozen(run, Hooks("single", SingleStrategy()), self.task, self.data).consult or (
+            lambda batch: batch
+        )
+
+    def _run(self, model: nn.Module, base: BaseModelRef | None = None) -> Run:
+        world, declared = World(rank=0, size=1, local_rank=0, device=torch.device("cpu")), SingleStrategy.capabilities
+        return Run(config=self.config, world=world, capabilities=declared, module=model, model=model, base=base)
 
 
 class FirstRows:

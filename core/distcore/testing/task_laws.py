@@ -10,7 +10,7 @@ import torch
 from distcore.checkpoint.job_state import fingerprint
 from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
-from distcore.plugin.task.datasets import at_epoch, content_of
+from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
 from distcore.plugin.task.outputs import Collected
 from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip
@@ -61,14 +61,16 @@ def items_count(lab: TaskLab) -> Measured:
 
 @task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
-    """Loss and gradient of a batch are the sums over its rows, each computed alone, with dropout off."""
+    """Loss and gradient of a batch, further terms included, are the sums over its rows alone, with dropout off."""
+    if lab.task.whole_batch:
+        raise Skip("the loss is one over the global batch: embeds-rows-alone measures what it reads")
     rows = lab.rows(lab.data.train)
     whole, parts = lab.build(), lab.build()
-    together = lab.loss(whole, lab.data.train.batch(rows))
+    together = lab.all_terms(whole, lab.data.train.batch(rows))
     together.backward()  # type: ignore[no-untyped-call]
     alone = torch.zeros(())
     for row in rows:
-        part = lab.loss(parts, lab.data.train.batch(row[None]))
+        part = lab.all_terms(parts, lab.data.train.batch(row[None]))
         part.backward()  # type: ignore[no-untyped-call]
         alone = alone + part.detach()
     of_loss = relative(together.detach(), alone)
@@ -78,8 +80,33 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
 
 
 @task_law("gradient")
+def embeds_rows_alone(lab: TaskLab) -> Measured:
+    """What a loss over the global batch reads of a row does not depend on the rows beside it, with dropout off."""
+    if not lab.task.whole_batch:
+        raise Skip("the loss is a sum over rows")
+    rows, model = lab.rows(lab.data.train), lab.build()
+    together = lab.embeddings(model, lab.data.train.batch(rows))
+    alone = [lab.embeddings(model, lab.data.train.batch(row[None])) for row in rows]
+    apart = {name: relative(value, torch.cat([one[name] for one in alone])) for name, value in together.items()}
+    worst = max(apart, key=lambda name: apart[name])
+    return Measured(error=apart[worst], bound=FP32, note=f"largest difference in {worst!r}")
+
+
+@task_law("gradient")
+def terms_count(lab: TaskLab) -> Measured:
+    """The further terms of the loss are declared in ``logs``, and rows have counts of no other names."""
+    if lab.task.whole_batch:
+        raise Skip("the loss is one over the global batch")
+    given = set(lab.further(lab.build(), lab.data.train.batch(lab.rows(lab.data.train))))
+    wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
+    return Measured(error=len(wrong), bound=EXACT, note=f"not declared, or counted and not there: {wrong or 'none'}")
+
+
+@task_law("gradient")
 def loss_counts_items(lab: TaskLab) -> Measured:
     """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
+    if lab.task.whole_batch:
+        raise Skip("the loss is one over the global batch")
     few = lab.few()
     model = lab.build()
     collected = lab.evaluated(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))

@@ -75,6 +75,7 @@ class MeshStrategy(MeshOptions):
             other_optimizers="elementwise",
             ranks_per_shard=self.tp * self.cp * self.pp,
             shards_parameters=True,
+            calls_any_time=self.pp == 1,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # as measured for fsdp

@@ -48,6 +48,11 @@ class Capabilities:
     """Number of ranks that train on the same rows, such as a tensor- or pipeline-parallel group."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
+    calls_any_time: bool = True
+    """False where only ``train_step`` can call the model, as in a pipeline.
+
+    Tasks with frozen models or a loss over the global batch are refused then.
+    """
     forward_cost: float = 1.0
     """The overhead of one extra micro-batch, as a multiple of its overhead in one process.
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from distcore.plugin.strategy.tally import Tally
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -252,7 +254,7 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModelRef:
-    """The base model of an adapter: neither trained nor saved."""
+    """Weights that are neither trained nor saved: of the base model of an adapter, or of a frozen model."""
 
     digest: str
     """SHA-256 of the weights, in hexadecimal: of their files, of their values, or of the recipe that draws them."""
@@ -316,6 +318,20 @@ class Run:
     """The strategy's own: in ``wrap_model`` the state of ``BuiltModel``, in later hooks that of ``PreparedModel``."""
     base: BaseModelRef | None = None
     """The base model of the run's adapter; ``None`` if the run trains no adapter."""
+    frozen: Mapping[str, BaseModelRef] = field(default_factory=dict)
+    """The task's frozen models by name, as checkpoints name them."""
+    consult: Callable[[Batch], Batch] | None = None
+    """Adds the answers of the frozen models to a batch on the device; ``None`` if there are none."""
+    tally: Tally = field(default_factory=Tally)
+    """What this rank logs and wishes for until the next log line."""
+
+    def log(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
+        """Add ``value``, the sum of ``weight`` things, to what the next log line has as their mean over all ranks.
+
+        ``name`` stands in ``logs`` of the task or of the extension that logs it, else TaskError is raised.
+        """
+        if self.world.is_shard_leader:
+            self.tally.add(name, value, weight)
 
     def epochs_at(self, progress: Progress) -> float:
         """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
@@ -78,6 +79,11 @@ class Hooks:
         self._prepared = _Prepared()
         self._manager.register(self._prepared, "what the strategy prepared")  # last, so that it stands next to it
         self._call = self._manager.hook
+        self._keepers: dict[str, Any] = {
+            label: keeper for label, keeper in (extensions or {}).items() if _keeps_state(label, keeper)
+        }
+        self.logs = tuple(name for listener in (extensions or {}).values() for name in getattr(listener, "logs", ()))
+        """Names that the extensions log."""
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
         self._accumulate, self._backward, self._step = map(self._shortest, ("accumulate", "backward", "step"))
@@ -180,28 +186,54 @@ class Hooks:
 
     def on_run_start(self, run: Run, progress: Progress) -> None:
         """Tell all listeners that training is about to start."""
-        self._call.on_run_start(run=run, progress=progress)
+        self._tell("on_run_start", run, progress=progress)
+
+    def on_epoch_start(self, run: Run, progress: Progress) -> None:
+        """Tell all listeners that an epoch begins."""
+        self._tell("on_epoch_start", run, progress=progress)
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""
         if self._has_step_listener:
-            self._call.on_step_end(run=run, progress=progress, result=result)
+            run.tally.wish("on_step_end", self._call.on_step_end(run=run, progress=progress, result=result))
+
+    def on_epoch_end(self, run: Run, progress: Progress) -> None:
+        """Tell all listeners that an epoch is done."""
+        self._tell("on_epoch_end", run, progress=progress)
 
     def on_log(self, run: Run, record: dict[str, float]) -> None:
         """Give all listeners the logged values."""
-        self._call.on_log(run=run, record=record)
+        self._tell("on_log", run, record=record)
 
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Tell all listeners that an evaluation is done."""
-        self._call.on_evaluation_end(run=run, progress=progress, evaluation=evaluation)
+        self._tell("on_evaluation_end", run, progress=progress, evaluation=evaluation)
 
     def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
         """Tell all listeners that a checkpoint is committed."""
-        self._call.on_checkpoint(run=run, progress=progress, path=path)
+        self._tell("on_checkpoint", run, progress=progress, path=path)
 
     def on_run_end(self, run: Run, report: Report) -> None:
         """Tell all listeners that the run is over."""
         self._call.on_run_end(run=run, report=report)
+
+    def states(self) -> dict[str, object]:
+        """Return what listeners keep in checkpoints, by name; raises StrategyError for what is no JSON value."""
+        kept = {label: keeper.state() for label, keeper in self._keepers.items()}
+        for label, state in kept.items():
+            try:
+                json.dumps(state, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise StrategyError(f"{label}: state() returned no JSON value: {error}") from None
+        return kept
+
+    def load_states(self, states: Mapping[str, object]) -> None:
+        """Give listeners back what they kept; one of which the checkpoint has nothing begins anew."""
+        for label in self._keepers.keys() & states.keys():
+            self._keepers[label].load_state(states[label])
+
+    def _tell(self, event: str, run: Run, **values: object) -> None:
+        run.tally.wish(event, getattr(self._call, event)(run=run, **values))
 
     def _shortest(self, hook: str) -> Callable[..., Any]:
         """Return the fastest caller of a hook: its implementation, if it is the only one and takes every argument."""
@@ -264,6 +296,14 @@ def _defaults_for_missing(strategy: object) -> SimpleNamespace:
     return SimpleNamespace(**{name: hookimpl(function) for name, function in left.items()})
 
 
+def _keeps_state(label: str, listener: object) -> bool:
+    """Return True if a listener has ``state`` and ``load_state``; raises StrategyError if it has one of them."""
+    has = [callable(getattr(listener, name, None)) for name in ("state", "load_state")]
+    if any(has) and not all(has):
+        raise StrategyError(f"{label}: has one of state() and load_state(); a checkpoint needs both")
+    return all(has)
+
+
 def _is_marked(method: Callable[..., object] | None) -> bool:
     return getattr(method, "distcore_impl", None) is not None
 
@@ -275,7 +315,8 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
     operation instead of the strategy (``may_answer`` is False).
     """
     known = (*OPERATIONS, *EVENTS)
-    for name, method in inspect.getmembers(type(instance), callable):
+    owner = instance if isinstance(instance, SimpleNamespace) else type(instance)  # methods of a task
+    for name, method in inspect.getmembers(owner, callable):
         mark = getattr(method, "distcore_impl", None)
         if name in known and mark is None:
             raise StrategyError(f"{label}: {name}() has no @hookimpl mark and would never be called")

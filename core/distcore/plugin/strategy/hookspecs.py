@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         World,
     )
     from distcore.plugin.strategy.state import SavedState, State
+    from distcore.plugin.strategy.tally import Answer
     from distcore.plugin.task.task import Batch
 
 hookspec = pluggy.HookspecMarker("distcore")
@@ -277,10 +278,15 @@ class Operations:
 
 
 class Events:
-    """Events go to every plugin on every rank; answers are ignored. A listener must not change the run."""
+    """Events go to every plugin on every rank, and to a task that has methods of these names with ``@hookimpl``.
+
+    A listener must not change the run. It may say when: the answer ``"stop"``, ``"evaluate"`` or ``"save"``, or several
+    of them, is a wish, on which the ranks agree at the next log line. What it logs by ``run.log`` under the names in
+    its ``logs`` is reduced there, too. Its methods ``state`` and ``load_state`` keep a JSON value in checkpoints.
+    """
 
     @hookspec
-    def on_run_start(self, run: Run, progress: Progress) -> None:
+    def on_run_start(self, run: Run, progress: Progress) -> Answer:
         """The model is wrapped, a checkpoint is loaded if there is one to resume; training is about to start.
 
         ``progress`` is where it starts: at step 0, or at that of the checkpoint.
@@ -294,7 +300,19 @@ class Events:
         """
 
     @hookspec
-    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+    def on_epoch_start(self, run: Run, progress: Progress) -> Answer:
+        """An epoch begins; not told again where a run resumes inside it.
+
+        Example::
+
+            @hookimpl
+            def on_epoch_start(self, run: Run, progress: Progress) -> None:
+                if run.world.is_main:
+                    print(f"epoch {progress.epoch} begins at step {progress.step}")
+        """
+
+    @hookspec
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> Answer:
         """An optimizer step is done. Called every step: be quick, and do not wait for the device.
 
         Example::
@@ -306,7 +324,18 @@ class Events:
         """
 
     @hookspec
-    def on_log(self, run: Run, record: dict[str, float]) -> None:
+    def on_epoch_end(self, run: Run, progress: Progress) -> Answer:
+        """The last step of an epoch is done, and told by ``on_step_end``; ``progress.epoch`` is the next epoch's.
+
+        Example::
+
+            @hookimpl
+            def on_epoch_end(self, run: Run, progress: Progress) -> str:
+                return "save"  # asks for a checkpoint: committed at the next log line
+        """
+
+    @hookspec
+    def on_log(self, run: Run, record: dict[str, float]) -> Answer:
         """Values reduced over ranks, every ``log_every`` steps and at the end: a line of metrics.jsonl.
 
         Example::
@@ -318,7 +347,7 @@ class Events:
         """
 
     @hookspec
-    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> Answer:
         """An evaluation is done; its outputs are gathered, on every rank.
 
         Example::
@@ -330,7 +359,7 @@ class Events:
         """
 
     @hookspec
-    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> Answer:
         """A checkpoint is committed at ``path``, a folder that no rank writes into any more.
 
         Example::

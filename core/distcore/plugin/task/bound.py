@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -17,18 +19,21 @@ from distcore.config import RunConfig
 from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.datasets import check_indexed, mean_loss
+from distcore.plugin.task.frozen import INITIAL, FrozenModel, Initial
 from distcore.plugin.task.lines import objects, row_lines, tested_lines
 from distcore.plugin.task.outputs import Collected, checked_losses, checked_metrics, checked_outputs
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.spec import TaskSpec
-from distcore.plugin.task.task import Batch, Dataset, Datasets, Direction, FileRows, OnResume, Outputs, Task
+from distcore.plugin.task.task import Batch, Dataset, Datasets, Direction, FileRows, Losses, OnResume, Outputs, Task
 from distcore.plugin.task.task import declared_metrics as metrics_of
 
 METHODS = frozenset(name for name, value in vars(TaskSpec).items() if callable(value) and not name.startswith("_"))
 """Names of all methods that a task may have."""
 TRIED = 3
 """Lines of predictions that are tried before the first step."""
-Loss = Callable[[nn.Module, Batch], Tensor]
+Loss = Callable[[nn.Module, Batch], Losses]
+Log = Callable[..., None]
+"""``log(name, value, weight)``, as ``Run.log``."""
 T = TypeVar("T")
 Evaluated = tuple[dict[str, Tensor | Ragged], Mapping[str, object]]
 """Outputs and sums of one micro-batch."""
@@ -80,6 +85,22 @@ class BoundTask:
         declared: Mapping[str, str] = getattr(self.task, "exempt", {})
         return declared
 
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """Names of what the task logs, its further loss terms among them; default: none."""
+        return tuple(getattr(self.task, "logs", ()))
+
+    @property
+    def whole_batch(self) -> bool:
+        """True if the loss is one over the global batch; ``whole_batch = False`` of a task says that now it is not."""
+        return self.has("embed", "batch_loss") and bool(getattr(self.task, "whole_batch", True))
+
+    def listener(self) -> dict[str, object]:
+        """Return what the task hears and keeps, as an extension by name; nothing of a task that does neither."""
+        names = [name for name in dir(type(self.task)) if name in ("state", "load_state") or name.startswith("on_")]
+        methods = {name: method for name in names if callable(method := getattr(self.task, name))}
+        return {"task": SimpleNamespace(**methods)} if methods else {}
+
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
         """Return values for keys that the user left at 'auto'; empty if the task has no suggestions."""
         return self._call("suggest", {}, config)
@@ -103,6 +124,23 @@ class BoundTask:
         """Return the model in fp32 on torch's default device."""
         return self.task.build_model(config, data)
 
+    # Models that it uses and does not train
+
+    def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
+        """Return the frozen models by name; none of a task that has none. Raises TaskError for anything else."""
+        models: Mapping[str, FrozenModel | Initial] = self._call("frozen", {}, config, data)
+        for name, model in models.items():
+            if model != INITIAL and not isinstance(model, FrozenModel):
+                kind = type(model).__name__
+                raise TaskError(f"task: frozen() returned {kind} as {name!r}; expected a FrozenModel or INITIAL")
+        if models and not self.has("consult"):
+            raise TaskError(f"task {self.name}: has frozen() but no consult(), which asks the frozen models")
+        return models
+
+    def consult(self, models: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
+        """Return ``batch`` with what the frozen models say of it."""
+        return self._own["consult"](models, batch)
+
     # Padding-free computation
 
     @property
@@ -114,6 +152,8 @@ class BoundTask:
         """Return why the model cannot compute rows without padding; ``None`` if it can."""
         if not self.computes_padding_free:
             return "it has no form without padding"
+        if self.has("frozen"):
+            return "its frozen models compute padded rows"
         reason: str | None = self._own["why_not_padding_free"]()
         return reason
 
@@ -158,14 +198,49 @@ class BoundTask:
 
     @cached_property
     def loss(self) -> Loss:
-        """The task's ``loss``, or the sum of its ``row_loss``; raises TaskError if it has neither."""
+        """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError if it has neither.
+
+        Of a loss over the global batch that of a micro-batch alone.
+        """
+        return self.loss_that_logs(lambda name, value, weight=1.0: None)
+
+    def loss_that_logs(self, log: Log) -> Loss:
+        """Return ``loss``, which logs by ``log`` if it has an argument of this name."""
+        if self.whole_batch:
+            return self._loss_of_micro_batch
         if self.has("loss"):
-            own: Loss = self._own["loss"]
+            own: Loss = _logging(self._own["loss"], log)
             return own
         if not self.has("row_loss"):
             raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
-        row_loss = self._own["row_loss"]
-        return lambda model, batch: checked_losses(row_loss(model, batch)).sum()
+        row_loss = _logging(self._own["row_loss"], log)
+
+        def summed(model: nn.Module, batch: Batch) -> Losses:
+            losses, others = terms(row_loss(model, batch))
+            return checked_losses(losses).sum(), {name: checked_losses(term).sum() for name, term in others.items()}
+
+        return summed
+
+    def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return what the loss reads of each row, fp32, ``(n, …)`` by name; raises TaskError for anything else."""
+        embeddings = self._own["embed"](model, batch)
+        if not isinstance(embeddings, Mapping) or not embeddings:
+            raise TaskError(f"task: embed() returned {type(embeddings).__name__}; expected a dict of tensors (n, …)")
+        sizes = {len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in embeddings.values()}
+        if len(sizes) > 1 or 0 in sizes:
+            raise TaskError(f"task: embed() returned {sorted(embeddings)} of unlike rows; expected tensors (n, …)")
+        return {name: value.float() for name, value in embeddings.items()}
+
+    def _loss_of_micro_batch(self, model: nn.Module, batch: Batch) -> Tensor:
+        embeddings = self.embed(model, batch)
+        return self.batch_loss(embeddings, torch.arange(len(next(iter(embeddings.values())))))
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the loss of all rows of a global batch, a scalar; raises TaskError for anything else."""
+        loss = self._own["batch_loss"](embeddings, rows)
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise TaskError(f"task: batch_loss() returned {type(loss).__name__}; expected a tensor without dimensions")
+        return loss
 
     def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each row, ``(n,)``; their sum, ``(1,)``, if the task gives no more."""
@@ -174,9 +249,8 @@ class BoundTask:
             if isinstance(losses, Tensor):
                 return losses
         elif self.has("row_loss"):
-            by_row: Tensor = self._own["row_loss"](model, batch)
-            return by_row
-        return self.loss(model, batch)[None]
+            return self._row_loss(model, batch)
+        return terms(self.loss(model, batch))[0][None]
 
     def evaluation(self, run: Run, labeled: bool = True) -> Evaluate:
         """Return the function that evaluates a micro-batch; it raises TaskError for outputs of a wrong shape.
@@ -311,8 +385,11 @@ class BoundTask:
             return "outputs", self._own["outputs"]
         if not self._evaluates_its_loss:
             return None
-        row_loss = self._own["row_loss"]
-        return "row_loss", lambda model, batch: {"loss": checked_losses(row_loss(model, batch))}
+        return "row_loss", lambda model, batch: {"loss": checked_losses(self._row_loss(model, batch))}
+
+    def _row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return ``row_loss`` alone, without further terms and without logging."""
+        return row_losses_alone(self._own["row_loss"], model, batch)
 
     def _check_evaluates(self) -> None:
         if not (self._gives_outputs or self._sums):
@@ -321,6 +398,20 @@ class BoundTask:
             )
         if not (self.has("report") or self._sums or self._evaluates_its_loss):
             raise TaskError(f"task {self.name}: has outputs but no report(), which makes metrics of them")
+
+
+def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return a loss, and its further terms by name."""
+    return losses if isinstance(losses, tuple) else (losses, {})
+
+
+def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
+    """Return what ``row_loss`` gives for each row, without further terms and without logging."""
+    return terms(_logging(row_loss, lambda name, value, weight=1.0: None)(model, batch))[0]
+
+
+def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    return partial(loss, log=log) if "log" in inspect.signature(loss).parameters else loss
 
 
 def _nothing() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
     from distcore.plugin.batching.columns import Column
@@ -33,6 +35,11 @@ class DatasetSpec:
 
         ``indices`` is int64, shape ``(n,)``. ``distcore.Dataset`` has the other rules.
         """
+        raise NotImplementedError
+
+    @property
+    def counts(self) -> Mapping[str, Column]:
+        """What each row counts in the mean of a further term of the loss, by its name; default: its ``items``."""
         raise NotImplementedError
 
     def at(self, epoch: int) -> Dataset:

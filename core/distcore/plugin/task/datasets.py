@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from distcore.config import RunConfig
 from distcore.errors import TaskError
-from distcore.plugin.batching.columns import read
+from distcore.plugin.batching.columns import Column, read
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Dataset
 
@@ -27,6 +29,12 @@ def content_of(dataset: Dataset) -> str | None:
     """Return the digest of the rows' content; ``None`` for a dataset without one."""
     content: str | None = getattr(dataset, "content", None)
     return content
+
+
+def counts_of(dataset: Dataset) -> Mapping[str, Column]:
+    """Return what each row counts in the mean of further terms of the loss, by name; of the others, what it counts."""
+    counts: Mapping[str, Column] = getattr(dataset, "counts", {})
+    return counts
 
 
 def own_padding(dataset: Dataset) -> bool | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from distcore.errors import TaskError
 from distcore.plugin.batching.columns import ConstantColumn
-from distcore.plugin.task.task import Batch, Datasets, Direction
+from distcore.plugin.task.task import Batch, Datasets, Direction, Losses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,10 +47,11 @@ class Simple:
         """Return the model in fp32. The random state is seeded before each call."""
         raise NotImplementedError
 
-    def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the loss of each row of ``batch``, floating point, shape ``(n,)``, with gradient.
 
         ``batch`` comes from ``collate``, on the device of ``model``. Use parameters only through ``model(...)``.
+        Further terms of the loss go into a dict next to it.
         """
         raise NotImplementedError
 
@@ -91,7 +92,11 @@ class Simple:
     def outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the metrics of each row, the loss among them; shape ``(n,)`` each."""
         metrics = self.row_metrics(model, batch)
-        return metrics if "loss" in metrics else {"loss": self.row_loss(model, batch), **metrics}
+        if "loss" in metrics:
+            return metrics
+        from distcore.plugin.task.bound import row_losses_alone  # with torch, which is slow to import
+
+        return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
 
     def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return the mean of each metric over the rows; ``None`` without rows."""

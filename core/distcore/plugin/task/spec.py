@@ -9,7 +9,7 @@ step, so that a broken task fails at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distcore.config import RunConfig
+    from distcore.plugin.task.frozen import FrozenModel, Initial
     from distcore.plugin.task.ragged import Ragged
-    from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Outputs
+    from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Losses, Outputs
 
 
 class TaskSpec:
@@ -28,8 +29,9 @@ class TaskSpec:
     examples together are a task, and a test trains it. In them ``Rows`` is a ``Dataset`` of made-up rows,
     ``Classifier`` a model of token embeddings, and ``F`` is ``torch.nn.functional``.
 
-    Two attributes are optional as well: ``metrics``, each metric with ``"min"`` or ``"max"`` (default: the loss), and
-    ``on_resume``, each option that a resumed run may change (``distcore.OnResume``).
+    Attributes are optional as well: ``metrics``, each metric with ``"min"`` or ``"max"`` (default: the loss),
+    ``on_resume``, each option that a resumed run may change (``distcore.OnResume``), and ``logs``, the names of what
+    the task logs. It also hears the events that it has marked methods for, and keeps what ``state`` returns.
     """
 
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
@@ -105,6 +107,20 @@ class TaskSpec:
         """
         raise NotImplementedError
 
+    def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
+        """Return the models that are used and not trained, by name: references, teachers, encoders.
+
+        ``INITIAL`` is the trained model as it began. A strategy prepares each as for an evaluation; they are in no
+        checkpoint, which names them by a digest of their weights, so that a resume with others is refused. Their
+        answers have no gradient: what a gradient is to pass through belongs into the model, with ``freeze``.
+
+        Example::
+
+            def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:
+                return {"teacher": FrozenModel(lambda config, data: Classifier())}
+        """
+        raise NotImplementedError
+
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
         """Make ``module``, from ``build_model``, skip padding from now on; return a function that undoes it.
 
@@ -158,11 +174,25 @@ class TaskSpec:
         """
         raise NotImplementedError
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
+        """Return ``batch`` with what the frozen models say of its rows; before each call that gets a batch.
+
+        A row's answer depends on that row alone. Without gradient, under the core's autocast, in evaluation mode.
+
+        Example::
+
+            def consult(self, frozen: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+                return batch | {"taught": frozen["teacher"](batch["tokens"])}
+        """
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the *sum* of the loss over the items of ``batch``, a scalar with gradient. The core divides, once.
 
         ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32, as torch's
-        losses do there.
+        losses do there. A pair of it and a dict has further terms, each a sum by its name: the core divides each by
+        what ``counts`` of the dataset has under the name, else by the items. They are logged, so ``logs`` names them.
+        With an argument ``log``, ``log(name, value, weight)`` logs a sum of ``weight`` things as their mean.
 
         Example::
 
@@ -182,6 +212,33 @@ class TaskSpec:
 
             def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
                 return F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
+        """
+        raise NotImplementedError
+
+    def embed(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return what ``batch_loss`` reads of each row, ``(n, …)`` by name, with gradient.
+
+        Called twice for all micro-batches of a step but the last, with the same random numbers. What the loss learns
+        beside, such as a temperature, comes from here, too, repeated for each row.
+
+        Example::
+
+            def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+                losses = F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
+                return {"loss": losses}
+        """
+        raise NotImplementedError
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the loss of all rows of a global batch, a scalar; it takes the place of ``loss`` and is not divided.
+
+        ``embeddings`` are those of all ranks and micro-batches, fp32, the same on every rank, and ``rows`` their
+        numbers, ascending. A task that does so only under some options has an attribute ``whole_batch``.
+
+        Example::
+
+            def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+                return embeddings["loss"].mean()
         """
         raise NotImplementedError
 

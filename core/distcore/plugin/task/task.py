@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
 from distcore.errors import TaskError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import nn
+    from torch import Tensor, nn
 
     from distcore.config import RunConfig
     from distcore.plugin.batching.columns import Column
@@ -30,6 +30,8 @@ Batch = Any
 
 Most tasks have a dict of tensors of shape ``(n, …)`` for n rows.
 """
+Losses = Union["Tensor", tuple["Tensor", Mapping[str, "Tensor"]]]
+"""The sum of a loss and, where it has more terms, the sum of each of these by name."""
 Outputs = dict[str, Any]
 """Outputs of a whole dataset: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i is of row i."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distcore.distributed.agreement import check_agreed, check_rows, check_world
 from distcore.engine.loader import MicroBatches, one_step
+from distcore.engine.meter import agree_on_tally
 from distcore.errors import AgreementError, RankError
 from distcore.launchers import launch
 from distcore.plugin.batching.sampling import rank_sampler, training_plan
@@ -59,6 +60,16 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
     except AgreementError as error:
         return Measured(error=0, bound=EXACT, note=str(error))
     return Measured(error=1, bound=EXACT, note="this rank raised no error although all ranks train on the same rows")
+
+
+@law("agreement")
+def wishes_are_agreed(lab: Lab) -> Measured:
+    """What a listener wishes on the last rank alone every rank knows at the next log line."""
+    run = lab.job(Problem()).run
+    if lab.world.rank == lab.world.size - 1:
+        run.tally.wish("on_step_end", ["stop", ["save"]])
+    wishes, _, _ = agree_on_tally(run, lab.hooks)
+    return Measured(error=len(wishes ^ {"stop", "save"}), bound=EXACT, note=f"known here: {sorted(wishes)}")
 
 
 @job_law("agreement")

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from distcore import checkpoint
-from distcore.testing.findings import EXACT, FP32, Measured
+from distcore.testing.findings import EXACT, FP32, Measured, Skip
 from distcore.testing.lab import Job, Lab
 from distcore.testing.laws.gradient import distance
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
 from distcore.testing.register import law
+from distcore.testing.variants import Referenced
 
 STEPS, HALF = 10, 5
 """Optimizer steps of a run, and those before its checkpoint."""
@@ -25,6 +26,18 @@ def neutral_names(lab: Lab) -> Measured:
     """Whole parameters, moments and step counts are saved under the model's own names, equal to plain PyTorch's."""
     job = lab.job(_problem(lab))
     return distance(job.train(STEPS), solve(job.task, job.run.config, STEPS))
+
+
+@law("checkpoint")
+def frozen_not_saved(lab: Lab) -> Measured:
+    """A checkpoint has the same tensors with a frozen model as without, and names the frozen one by a digest."""
+    if not lab.hooks.capabilities.calls_any_time:
+        raise Skip("the strategy declares that only its train_step can call the model")
+    with_one, without = lab.job(Referenced()), lab.job(Problem())
+    path = with_one.save(with_one.train(1).progress)
+    more = sorted(checkpoint.read_tensors(path).keys() ^ without.train(1).state.keys())
+    missing = "reference" not in checkpoint.read_job_state(path).get("frozen", {})
+    return Measured(error=len(more) + missing, bound=EXACT, note=f"{len(more)} other tensors: {more[:2]}")
 
 
 @law("checkpoint")

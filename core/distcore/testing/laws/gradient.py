@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
+from distcore.engine.meter import agree_on_tally
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Measured, Skip
 from distcore.testing.lab import BY_TOKENS, Lab, Trained
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Solution, apart, build_untrained, solve
 from distcore.testing.register import law
+from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
 
 STEPS = 10
 """Optimizer steps of a run."""
@@ -90,6 +94,48 @@ def tied_parameters(lab: Lab) -> Measured:
 def parameter_groups(lab: Lab) -> Measured:
     """Strong weight decay acts on all trained parameters except biases and normalization weights."""
     return compared(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0})
+
+
+@law("gradient")
+def further_terms(lab: Lab) -> Measured:
+    """A further term of the loss with counts of its own is a mean over the global batch, too."""
+    return compared(lab, TwoTerms(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
+
+
+@law("gradient")
+def frozen_model(lab: Lab) -> Measured:
+    """Training with a loss that asks the model as it began equals plain PyTorch."""
+    _calls_any_time(lab)
+    return compared(lab, Referenced(rows=4 * lab.global_batch + 2))
+
+
+@law("gradient")
+def whole_batch(lab: Lab) -> Measured:
+    """Training with a loss over the global batch equals plain PyTorch, in one micro-batch and in many."""
+    _calls_any_time(lab)
+    sizes = [1, max(1, lab.global_batch // lab.world.size)]
+    measured = [compared(lab, WholeBatch(rows=4 * lab.global_batch + 2), micro_batch_size=size) for size in sizes]
+    return max(measured, key=lambda one: (one.error != one.error, one.error))
+
+
+@law("gradient")
+def logged_sums(lab: Lab) -> Measured:
+    """What the loss logs is its mean over the global batch, on every rank."""
+    problem = TwoTerms(rows=4 * lab.global_batch + 2)
+    job = lab.job(problem, micro_batch_size=1)
+    module = build_untrained(job.task, job.run.config, job.data)
+    rows = training_plan(job.run.config, job.data.train).rows(0, 0)
+    batch = job.data.train.batch(rows)
+    right = float((module(batch["tokens"]).argmax(-1) == batch["labels"]).float().mean())
+    job.run.tally.take(lab.world.device)
+    next(job.steps(Progress()))
+    _, means, _ = agree_on_tally(job.run, lab.hooks)
+    return Measured(error=abs(means["right"] - right), bound=FP32, note=f"{means['right']:.6g} for {right:.6g}")
+
+
+def _calls_any_time(lab: Lab) -> None:
+    if not lab.hooks.capabilities.calls_any_time:
+        raise Skip("the strategy declares that only its train_step can call the model")
 
 
 @law("gradient")

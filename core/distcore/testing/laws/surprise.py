@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import torch
 
+from distcore.engine.loader import to_device
 from distcore.launchers.processes.log_files import close_stderr
 from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import Job, JobLab, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.register import job_law, law
+from distcore.testing.variants import Referenced
 
 WARM_UP, STEPS = 3, 4
 """Numbers of warm-up steps, in which a backend may still set up, and of counted optimizer steps."""
@@ -28,6 +31,21 @@ def collectives_per_step(lab: Lab) -> Measured:
     each = sum(counts.values()) / STEPS
     kinds = ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())) or "none"
     return Measured(error=abs(each - declared), bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
+
+
+@law("surprise")
+def frozen_same_after(lab: Lab) -> Measured:
+    """After training, a frozen model says of a row what it said before, bit for bit."""
+    if not lab.hooks.capabilities.calls_any_time:
+        raise Skip("the strategy declares that only its train_step can call the model")
+    job = lab.job(Referenced())
+    batch = to_device(job.data.train.batch(np.arange(4)), lab.world.device)
+    consult = job.run.consult
+    assert consult is not None  # the problem has a frozen model
+    before = consult(batch)["began"].clone()
+    job.train(3)
+    moved = float((consult(batch)["began"] - before).abs().max())
+    return Measured(error=moved, bound=EXACT, note="largest difference of a logit")
 
 
 @job_law("surprise")

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from distcore import Batch, ConfigError, MicroBatch, Run, RunConfig, Task, World, hookimpl
+from distcore import Batch, ConfigError, ConstantColumn, MicroBatch, Run, RunConfig, Task, World, hookimpl
 from distcore.jobs import (
     BoundTask,
     HoldsExtraTensors,
     Hooks,
+    Tally,
     autocast_for,
     most_micro_batches,
     one_line,
@@ -131,7 +132,9 @@ def _passes(job: Job, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int
     phases.marks = []
     autocast = autocast_for(job.config, hooks.capabilities, run.world)
     micros = [(MicroBatch(indices=np.zeros(1, np.int64), last=last), job.batch) for last in job.passes]
-    train_step(hooks, run, micros, scaled_loss(run, BoundTask.of(job.task).loss, 1.0, autocast))
+    task = BoundTask.of(job.task)
+    others = {name: (1.0, ConstantColumn(1, 1)) for name in task.logs}
+    train_step(hooks, run, micros, scaled_loss(run, task.loss, 1.0, autocast, others))
     phases.begin("step", "step")
     return phases.marks
 
@@ -149,6 +152,7 @@ def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
         module=module,
         model=module,
         accumulation=most_micro_batches(config, shards),
+        tally=Tally(BoundTask.of(job.task).logs),
     )
     prepared = hooks.wrap_model(run, module, optimizer_factory(config))
     set_form(config, job.task, module)

@@ -1,0 +1,91 @@
+"""Models that a task uses and does not train, each prepared by the strategy as a model that only evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from distcore.config import RunConfig
+from distcore.engine.precision import autocast_for
+from distcore.model.lora_base import named_by_content
+from distcore.model.model_source import base_source, source_of
+from distcore.plugin.strategy.contract import BaseModelRef, ModelSource, Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.frozen import INITIAL, FrozenModel, Initial
+from distcore.plugin.task.task import Batch, Datasets, Task
+
+
+def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
+    """Return ``run``, whose model is wrapped, with the frozen models of its task; every rank calls."""
+    bound, models, named = BoundTask.of(task), dict[str, Callable[..., Any]](), dict[str, BaseModelRef]()
+    for name, given in bound.frozen(run.config, data).items():
+        if given == INITIAL and run.base is not None:
+            models[name], named[name] = partial(_without_adapter, run), run.base
+        else:
+            models[name], named[name] = _prepared(run, hooks, bound, data, given)
+    autocast = autocast_for(run.config, run.capabilities, run.world)
+
+    @torch.no_grad()
+    def consult(batch: Batch) -> Batch:
+        with autocast:
+            return bound.consult(models, batch)
+
+    return replace(run, consult=consult, frozen=named)
+
+
+def frozen_source(config: RunConfig, task: BoundTask, data: Datasets, given: FrozenModel | Initial) -> ModelSource:
+    """Return how to build a frozen model that is one of its own."""
+    if isinstance(given, FrozenModel):
+        return source_of(config, partial(given.build, config, data), given.folder)
+    return base_source(config, task, data)
+
+
+def _prepared(
+    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, given: FrozenModel | Initial
+) -> tuple[nn.Module, BaseModelRef]:
+    """Return a frozen model in evaluation mode, as the strategy wraps it, and its digest."""
+    source = frozen_source(run.config, task, data, given)
+    built = hooks.build_model(run.config, run.world, source)
+    module = built.model.requires_grad_(False)
+    seed = run.config.seed if given == INITIAL and task.from_scratch else None
+    # A model in parts has no values yet: of one that nothing else identifies the digest needs them all.
+    needs_values = source.folder is None and seed is None and any(p.is_meta for p in module.parameters())
+    whole = source.build() if needs_values else module
+    named = named_by_content(whole, source.folder, seed, frozenset(name for name, _ in whole.named_parameters()))
+    beside = replace(run, module=module, model=module, strategy_state=built.state, base=None)
+    model = hooks.wrap_model(beside, module, None).model
+    model.eval()  # not in one line: a wrapper's answer need not be itself
+    return model, named
+
+
+def _without_adapter(run: Run, *given: Any, **named: Any) -> Any:
+    """Call the trained model in evaluation mode as if it had no adapter."""
+    was_training = run.model.training
+    run.model.eval()
+    try:
+        with _adapter_off(run.module):
+            return run.model(*given, **named)
+    finally:
+        run.model.train(was_training)
+
+
+@contextmanager
+def _adapter_off(module: nn.Module) -> Iterator[None]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    layers: list[Any] = [part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)]
+    for layer in layers:
+        layer._disable_adapters = True  # enable_adapters() would freeze their parameters, too, which strategies saw
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

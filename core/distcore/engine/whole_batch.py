@@ -1,0 +1,94 @@
+"""A loss over the global batch: rows are embedded, their embeddings gathered, and each row's gradient sent back.
+
+All micro-batches but the last are embedded without gradients first, and again with them, from the same random state.
+The last one is embedded once, so that a step of one micro-batch has no second pass. The idea is that of GradCache (Gao
+et al. 2021).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from distcore.distributed.devices import seed
+from distcore.engine.loader import on_device
+from distcore.errors import TaskError
+from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.outputs import INDEX
+from distcore.plugin.task.task import Batch
+
+
+def whole_batch_step(
+    hooks: Hooks,
+    task: BoundTask,
+    autocast: AbstractContextManager[object],
+    run: Run,
+    micros: list[tuple[MicroBatch, Batch]],
+    _loss: StepLoss,
+) -> Tensor:
+    """Forward and backward over the micro-batches of one step; this rank's share of its loss, on the device.
+
+    What ``train_step`` of the loop is for a loss that is a sum over rows. Rows are in the order of their numbers,
+    whatever the number of ranks.
+    """
+    begun = torch.initial_seed()  # that of the step and the data shard
+
+    def embed(number: int) -> dict[str, Tensor]:
+        micro, batch = micros[number]
+        if len(micros) > 1:
+            seed(run.world.device, (begun + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
+        with autocast:
+            embeddings = task.embed(run.model, on_device(run, batch))
+        if (rows := len(next(iter(embeddings.values())))) != len(micro.indices):
+            raise TaskError(f"task: embed() returned {rows} rows for {len(micro.indices)}; expected tensors (n, …)")
+        return embeddings
+
+    last = len(micros) - 1
+    with torch.no_grad():
+        every = [embed(number) for number in range(last)]
+    with hooks.accumulate(run, not last):
+        kept = embed(last)
+    rows, gradients, loss = _gradients(run, hooks, task, [*every, kept], micros)
+    factor = run.world.shards if run.capabilities.gradients == "mean" else 1
+
+    def send_back(embeddings: dict[str, Tensor], micro: MicroBatch) -> None:
+        at = torch.searchsorted(rows, torch.as_tensor(micro.indices, device=rows.device))
+        share = sum((value * gradients[name][at]).sum() for name, value in embeddings.items())
+        assert isinstance(share, Tensor)  # embed() returned at least one
+        hooks.backward(run, share * (0.0 if micro.is_padding else float(factor)))
+
+    with hooks.accumulate(run, not last):
+        send_back(kept, micros[last][0])
+    del kept
+    for number in range(last):
+        with hooks.accumulate(run, number == last - 1):
+            send_back(embed(number), micros[number][0])
+    return loss * (factor / run.world.shards)
+
+
+def _gradients(
+    run: Run, hooks: Hooks, task: BoundTask, every: list[dict[str, Tensor]], micros: list[tuple[MicroBatch, Batch]]
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return the numbers of all rows, ascending, the gradient of each one's embeddings, and the loss of them all."""
+    counted = [
+        (embeddings, micro.indices)
+        for embeddings, (micro, _) in zip(every, micros, strict=True)
+        if run.world.is_shard_leader and not micro.is_padding
+    ]
+    mine = {
+        name: torch.cat([value.detach()[:0], *(e[name].detach() for e, _ in counted)])
+        for name, value in every[0].items()
+    }
+    none = torch.empty(0, dtype=torch.int64)
+    mine[INDEX] = torch.cat([none, *(torch.as_tensor(index) for _, index in counted)]).to(run.world.device)
+    gathered = hooks.gather_outputs(run, mine)
+    rows, order = gathered.pop(INDEX).sort()
+    leaves = {name: value[order].requires_grad_() for name, value in gathered.items()}
+    run.tally.muted = False
+    loss = task.batch_loss(leaves, rows)
+    given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return rows, dict(zip(leaves, given, strict=True)), loss.detach()

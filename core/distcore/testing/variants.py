@@ -1,0 +1,108 @@
+"""The task of the laws with what a task may have beside a loss: further terms, a frozen model, a whole-batch loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distcore.config import RunConfig
+from distcore.plugin.task.datasets import counts_of
+from distcore.plugin.task.frozen import INITIAL, Initial
+from distcore.plugin.task.task import Dataset, Datasets
+from distcore.testing.problem import Problem, Rows
+
+TERM = "size"
+"""Name of the further term."""
+
+
+class CountedRows(Rows):
+    """Rows that count as many tokens in the mean of the further term as they have."""
+
+    @property
+    def counts(self) -> dict[str, np.ndarray]:
+        """What each row counts in it."""
+        return {TERM: self.lengths}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTerms(Problem):
+    """Also keeps logits small: a sum over tokens beside a sum over rows; logs how many predictions are right."""
+
+    logs: ClassVar[tuple[str, ...]] = (TERM, "right")
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the rows with counts."""
+        train = CountedRows(self.rows, weighted=self.weighted)
+        return dataclasses.replace(super().prepare(config), train=train)
+
+    def loss(  # type: ignore[override]  # it has two terms, and logs
+        self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and the further term; log the rows that are right."""
+        logits, labels = model(batch["tokens"]), batch["labels"]
+        log("right", (logits.argmax(-1) == labels).sum(), len(labels))
+        losses = F.cross_entropy(logits, labels, reduction="none") * batch["items"]
+        return losses.sum(), {TERM: (logits.square().mean(-1) * (batch["tokens"] != 0).sum(-1)).sum()}
+
+    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+        """Return the sum of both means."""
+        loss, terms = self.loss(module, dataset.batch(rows), lambda *_: None)
+        total: Tensor = loss / int(dataset.items[rows].sum())
+        other: Tensor = terms[TERM] / int(counts_of(dataset)[TERM][rows].sum())
+        return total + other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referenced(Problem):
+    """Also stays near the model as it began."""
+
+    def frozen(self, config: RunConfig, data: Datasets) -> dict[str, Initial]:
+        """Return the model as it began."""
+        return {"reference": INITIAL}
+
+    def consult(self, frozen: Mapping[str, Callable[..., Tensor]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Add the logits that it had then."""
+        return batch | {"began": frozen["reference"](batch["tokens"]).float()}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss with the squared distance from these."""
+        logits: Tensor = model(batch["tokens"])
+        distance: Tensor = (logits - batch["began"]).square().sum(-1)
+        return ((F.cross_entropy(logits, batch["labels"], reduction="none") + distance) * batch["items"]).sum()
+
+    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+        """Return it for the logits of ``began``."""
+        batch = dataset.batch(rows)
+        with torch.no_grad():
+            batch["began"] = began.eval()(batch["tokens"]).float()
+        mean: Tensor = self.loss(module, batch) / int(dataset.items[rows].sum())
+        return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeBatch(Problem):
+    """Also makes logits uncorrelated over the global batch."""
+
+    def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return logits and loss of each row, and what it adds to nothing."""
+        logits = model(batch["tokens"]).float()
+        losses = F.cross_entropy(logits, batch["labels"], reduction="none")
+        return {"logits": logits, "loss": losses, "unused": logits.sum(-1)}
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the mean loss, and how far the correlation matrix is from a diagonal of ones."""
+        logits = embeddings["logits"] - embeddings["logits"].mean(0)
+        correlation = logits.T @ logits / len(rows)
+        unit = torch.eye(len(correlation), device=correlation.device)
+        return embeddings["loss"].mean() + (correlation - unit).square().sum()
+
+    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+        """Return it for the whole global batch at once."""
+        return self.batch_loss(self.embed(module, dataset.batch(rows)), torch.as_tensor(rows))

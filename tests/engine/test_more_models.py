@@ -1,0 +1,193 @@
+"""Further terms of a loss, frozen models and losses over the global batch, in whole runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distcore import (
+    INITIAL,
+    Capabilities,
+    ConfigError,
+    Datasets,
+    FrozenModel,
+    RunConfig,
+    TaskError,
+    load_config,
+    train,
+)
+from distcore.checkpoint import Checkpoint, read_tensors
+from distcore.errors import CheckpointError
+from distcore.plugin.task.bound import BoundTask
+from distcore.resolve.check_capabilities import check_task
+from distcore.testing.problem import Classifier, Problem
+from distcore.testing.reference import apart
+from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
+
+
+def run(out: Path, task: Any, **changes: Any) -> list[dict[str, Any]]:
+    """The log lines of a run."""
+    config: dict[str, Any] = {
+        "out": str(out), "lr": 1e-2, "max_steps": 4, "global_batch_size": 8, "micro_batch_size": 2, "device": "cpu",
+        "log_every": 1, "optimizer": {"eps": 1e-2}, "extensions": {"progress": False},
+    }  # fmt: skip
+    train(RunConfig(**config | changes), task)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "train/loss" in line]
+
+
+def last(out: Path) -> Path:
+    return max((out / "checkpoints").iterdir())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("task", [TwoTerms(), Referenced(), WholeBatch()], ids=lambda task: type(task).__name__)
+def test_a_run_ends_alike_in_one_process_and_sharded_over_two(task: Problem, tmp_path: Path) -> None:
+    one = run(tmp_path / "one", task, micro_batch_size=8)
+    two = run(tmp_path / "two", task, strategy="fsdp", nproc=2)
+    for name in ("train/loss", "train/grad_norm", *(f"train/{name}" for name in getattr(task, "logs", ()))):
+        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=1e-5)
+    assert apart(read_tensors(last(tmp_path / "two")), read_tensors(last(tmp_path / "one")))[0] <= 1e-5
+
+
+@pytest.mark.ranks
+def test_a_run_beside_a_frozen_model_goes_on_under_another_strategy(tmp_path: Path) -> None:
+    run(tmp_path / "whole", Referenced())
+    run(tmp_path / "cut", Referenced(), strategy="ddp", nproc=2, save_every=2)
+    resume = str(tmp_path / "cut/checkpoints/step-00000002")
+    run(tmp_path / "on", Referenced(), strategy="fsdp", nproc=2, resume=resume)
+    assert apart(read_tensors(last(tmp_path / "on")), read_tensors(last(tmp_path / "whole")))[0] <= 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught(Referenced):
+    """By a model of its own, of this seed."""
+
+    taught_by: int = 1
+
+    def frozen(self, config: RunConfig, data: Datasets) -> Any:
+        def teacher(config: RunConfig, data: Datasets) -> nn.Module:
+            torch.manual_seed(self.taught_by)
+            return Classifier()
+
+        return {"reference": FrozenModel(teacher)}
+
+
+class FreelyTaught(Taught):
+    """By another one in a resumed run, if nothing but its options counted."""
+
+    on_resume: ClassVar = {"taught_by": "free"}
+
+
+def test_a_resume_beside_another_frozen_model_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run", FreelyTaught())
+    named = Checkpoint(last(tmp_path / "run")).job_state()["frozen"]["reference"]
+    assert named["what"] == "a Classifier of the task"
+    with pytest.raises(CheckpointError, match=r"beside a Classifier of the task as its frozen model 'reference'"):
+        run(tmp_path / "run", FreelyTaught(taught_by=2), resume="auto")
+
+
+def test_the_frozen_model_has_no_gradient_and_stays_as_it_was(tmp_path: Path) -> None:
+    frozen: list[nn.Module] = []
+
+    class Keeps(Referenced):
+        def consult(self, models: Mapping[str, Callable[..., Tensor]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            frozen[:] = [models["reference"]]  # type: ignore[list-item]
+            return super().consult(models, batch)
+
+    run(tmp_path / "run", Keeps())
+    (model,) = frozen
+    assert not model.training
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.parameters())
+    torch.manual_seed(0)
+    before = dict(Classifier().named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"reference": "first"}, r"frozen\(\) returned str as 'reference'; expected a FrozenModel or INITIAL"),
+        ({"reference": nn.Identity()}, r"frozen\(\) returned Identity as 'reference'"),
+    ],
+)
+def test_what_is_no_frozen_model_is_refused(given: dict[str, Any], line: str, tmp_path: Path) -> None:
+    task = Referenced()
+    object.__setattr__(task, "frozen", lambda config, data: given)
+    with pytest.raises(TaskError, match=line):
+        run(tmp_path / "run", task)
+
+
+def test_frozen_without_consult_is_refused(tmp_path: Path) -> None:
+    class Silent(Problem):
+        def frozen(self, config: RunConfig, data: Datasets) -> Any:
+            return {"reference": INITIAL}
+
+    with pytest.raises(TaskError, match=r"task Silent: has frozen\(\) but no consult\(\)"):
+        run(tmp_path / "run", Silent())
+
+
+@pytest.mark.parametrize(
+    ("task", "has"), [(Referenced(), "frozen models"), (WholeBatch(), "a loss over the global batch")]
+)
+def test_a_pipeline_refuses_them_before_ranks_start(task: Problem, has: str) -> None:
+    declared = Capabilities(spec_version=3, calls_any_time=False)
+    with pytest.raises(ConfigError, match=rf"has {has}, and strategy 'piped' with these options calls the model in a"):
+        check_task(load_config(None, {"strategy": "piped"}), declared, BoundTask.of(task))
+    check_task(load_config(None, {"strategy": "piped"}), declared, BoundTask.of(Problem()))
+
+
+def test_a_term_that_is_not_declared_is_refused(tmp_path: Path) -> None:
+    class Undeclared(TwoTerms):
+        logs = ("right",)
+
+    with pytest.raises(TaskError, match=r"loss\(\) returned the term 'size', which `logs` of the task does not name"):
+        run(tmp_path / "run", Undeclared())
+
+
+@pytest.mark.parametrize("names", [("loss",), ("size", "size")])
+def test_a_name_that_a_log_line_has_already_is_refused(names: tuple[str, ...], tmp_path: Path) -> None:
+    task = type("Doubled", (Problem,), {"logs": names})()
+    with pytest.raises(TaskError, match=rf"logs: '{names[0]}' is the name of two values of a log line"):
+        run(tmp_path / "run", task)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ({}, r"embed\(\) returned dict; expected a dict of tensors"),
+        ({"a": torch.zeros(2), "b": torch.zeros(3)}, r"embed\(\) returned \['a', 'b'\] of unlike rows"),
+        ({"a": torch.zeros(1, requires_grad=True)}, r"embed\(\) returned 1 rows for 2"),
+    ],
+)
+def test_wrong_embeddings_are_refused(answer: dict[str, Tensor], line: str, tmp_path: Path) -> None:
+    class Wrong(WholeBatch):
+        def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return answer
+
+    with pytest.raises(TaskError, match=line):
+        run(tmp_path / "run", Wrong())
+
+
+def test_both_passes_draw_the_same_masks(tmp_path: Path) -> None:
+    drawn: list[Tensor] = []
+
+    class Notes(WholeBatch):
+        def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            embeddings = super().embed(model, batch)
+            if model.training:
+                drawn.append(embeddings["logits"].detach())
+            return embeddings
+
+    run(tmp_path / "run", Notes(dropout=0.5), max_steps=1, data_guard_steps=0)
+    first, last_one, second = drawn[:3], drawn[3], drawn[4:]
+    assert len(second) == 3  # the last micro-batch is embedded once
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert not any(torch.equal(one, last_one) for one in first)
