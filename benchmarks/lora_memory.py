@@ -1,17 +1,16 @@
-"""What a rank holds with LoRA and without it, and what a checkpoint holds, for a model from a local folder.
+"""Compare the memory of a rank, and the size of a checkpoint, with and without LoRA, for a local model.
 
     python benchmarks/lora_memory.py [ROW …] [--nproc 2] [--model bert-base] [--lora 8]
 
 A row is a strategy as ``--strategy`` takes it. Each is trained for three steps of AdamW in fp32 on the CPU over gloo,
 with 4 rows of up to 32 tokens per rank and step; the figures are the largest of its ranks, in MiB. Parameters,
-gradients and optimizer state are what lives when the optimizer is about to take its third step, `other` what else a
-strategy keeps then, such as gradients in buffers of its own. `peak` is the resident memory of the rank at its highest,
-from before the model is built to the end of the third step, beyond what it was before; `checkpoint` is all files of the
-checkpoint after it.
+gradients and optimizer state are measured just before the optimizer's third step. `other` is other memory of the
+strategy then, such as gradient buffers. `peak` is the highest resident memory of the rank up to the end of the third
+step, beyond that before the model was built. `checkpoint` is the size of all files of the checkpoint after that step.
 
-Bounds: with LoRA the optimizer's state is 8 bytes per trained parameter, divided by the ranks where a strategy shards
+Bounds: with LoRA the optimizer's state is 8 bytes per trained parameter, divided by the ranks if a strategy shards
 it, within 10 %; the checkpoint is 12 bytes per trained parameter, within 1 MiB; and no figure of a row is larger than
-without LoRA, but for the parameters, to which the adapter is added.
+without LoRA, except for the parameters, because the adapter adds some.
 """
 
 from __future__ import annotations

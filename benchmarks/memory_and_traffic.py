@@ -1,22 +1,22 @@
-"""What a rank holds and sends under each strategy: bytes per parameter, and collectives in units of the model.
+"""Measure the memory and the traffic of a rank under each strategy, per parameter of the model.
 
     python benchmarks/memory_and_traffic.py [ROW …] [--nproc 2] [--micro-batches 1] [--model bert-mini]
 
 A row is a strategy as ``--strategy`` takes it; ``deepspeed:3-at-once`` is stage 3 that keeps no gathered weight until
 the backward pass, as it does by itself only for models above 1e9 parameters. Each is trained for three steps of AdamW
-in fp32 on the CPU over gloo; the third is looked at, on rank 0.
+in fp32 on the CPU over gloo. The third step is measured, on rank 0.
 
-Memory: every tensor that lives when the optimizer is about to step, storage by storage, without those that lived
-before the model was built. `other` is what a strategy keeps for itself: gradients in buffers of its own, a second
-copy of the weights. `between` is what lives when the last micro-batch begins: with two of them or more, what outlives
-the one before. Activations, and weights that are gathered for the time of a pass, are gone at both moments.
+Memory, in bytes per parameter: all tensors alive just before the optimizer's step, by storage, without those from
+before the model was built. `other` is memory of the strategy itself, such as gradient buffers or a second copy of the
+weights. `between` is the memory at the start of the last micro-batch; with two micro-batches or more, it is the memory
+that outlives the one before. Activations and gathered weights are gone at both moments.
 
-Traffic: every collective of the step, by the size of the whole tensor, in units of the model's parameters; `sent` is
-what a ring has each rank send: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an all-gather or a reduce-scatter.
-Horovod's collectives do not go through torch and are not seen.
+Traffic, in units of the model: every collective of the step, by the size of the whole tensor. `sent` is the traffic of
+each rank in a ring: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an all-gather or a reduce-scatter. Horovod's
+collectives bypass torch, and are not measured.
 
-Bounds: `held` and `sent` are what docs/which-strategy.md says, within 7 %: a shard that ends inside a parameter may
-keep all of its gradient alive.
+Bounds: `held` and `sent` equal the figures of docs/which-strategy.md within 7 %, because a shard that ends inside a
+parameter may keep the whole gradient alive.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ KINDS = {
     "rows": ("by-hand", "trainer", "trainer-grouped", "lightning", "accelerate", "distcore", "distcore-fast"),
     "lm": ("by-hand", "trl", "trl-grouped", "trl-packed", "distcore", "distcore-fast"),
 }
-"""What is compared, by job."""
+"""The compared programs of each job."""
 SCRIPTS = {"rows": "peer_job.py", "lm": "lm_job.py"}
 
 

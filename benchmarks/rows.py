@@ -1,11 +1,11 @@
-"""What a billion rows, and thousands of ranks, cost a rank in distcore's own code, without a model.
+"""Measure the cost of a billion rows, and of thousands of ranks, in distcore's own code, without a model.
 
     python benchmarks/rows.py [--rows 1000000000] [--rounds 15]
 
 One process plays rank 0 of a world that a strategy of this file reports: it answers every hook itself and computes
-nothing, so what is measured is the loop, the sampler and the order of the rows. No collective runs, and the two steps
-in which ranks compare their rows get the answer that all ranks together would give. Lengths are a column that is
-computed when it is read, 2 to 38 tokens; a rank has 32 rows.
+nothing, so that only the loop, the sampler and the order of the rows are measured. No collective runs. In the two steps
+in which ranks compare their rows, the strategy gives the result of all ranks. Lengths are a computed column, 2 to 38
+tokens; a rank has 32 rows.
 
 Start: a process of its own in which a step on 1,000 rows has imported all modules: the seconds until the first step is
 done, and the peak of its resident memory after three steps beyond the peak before, as rank 0 of 16,384.

@@ -6,7 +6,7 @@ The job of benchmarks/seed_job.py with bert-small, one thread per process: alone
 torchrun). distcore runs with its cache warm, so that rows are not tokenized again, and cold. The script
 (benchmarks/native/startup_script.py) tokenizes all rows, too. The main figure is CPU seconds of all processes up to
 the first step's end, which other work on the machine changes less than the time on the clock; both are printed. Then
-comes where the CPU seconds of one warm process went, and what imports take in a process that does nothing else.
+follow the CPU seconds of one warm process by phase, and the CPU seconds of imports alone.
 
 Bounds: of the script's CPU time, warm at most 0.9, cold at most all; two ranks 0.7 of the script under torchrun.
 ``distcore --help`` takes at most 0.12 CPU seconds; ``--help-alone`` measures the help and nothing else.
@@ -51,7 +51,7 @@ PARTS = (
     "rehearsal of the evaluation",
     "the first step",
 )
-"""What lies before each mark of ``FirstStep``, in order."""
+"""The phase before each mark of ``FirstStep``, in order."""
 IMPORTS = (
     "import torch",
     "from transformers import AutoTokenizer, AutoModelForSequenceClassification",
@@ -59,7 +59,7 @@ IMPORTS = (
     "import distcore.cli.main, distcore.engine.trainer, distcore_tasks.text_classification.task",
     "import transformers.optimization",
 )
-"""What a run of the job imports, in an order in which each needs those before it."""
+"""Imports of a run of the job, each after its own dependencies."""
 
 
 @dataclass(frozen=True, slots=True)

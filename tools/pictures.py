@@ -38,7 +38,7 @@ OUTPUT = re.compile(
     r"\x1b\[(?P<up>\d*)A|(?P<erase>\x1b\[2K)|\x1b\[\?\d+[hl]|(?P<down>\n)|(?P<start>\r)|"
     r"(?P<text>(?:\x1b\[[\d;]*m|[^\x1b\r\n])+)"
 )
-"""What rich sends to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colors."""
+"""Output of rich to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colors."""
 WIDTH = 1040
 """Pixels of the page whose plots are shown."""
 

@@ -1,4 +1,4 @@
-"""What may happen to a run on the machines of ``machines``: faults, each with what ends it."""
+"""Faults of the machines of ``machines``, each with a function that ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up files for a fuzz, and what may come of them: a result, or one line."""
+"""Random files for fuzz tests, which must give a result or a one-line error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 300), st.sampled_from(HUGE), st.floats(), st.text(max_size=8),
     st.sampled_from(["auto", "\x00", "\u2028", "a\nb", "../x", "/etc/passwd", "~", "1e400", "model/weight", "cpu"]),
 )  # fmt: skip
-"""What a value may be that somebody made up."""
+"""Candidates for random values."""
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),

@@ -1,4 +1,4 @@
-"""What ranks do in test_launch_local.py, as a script without a ``__main__`` guard: launch_cases.py MODE [ARGUMENT]."""
+"""Ranks of test_launch_local.py, as a script without a ``__main__`` guard: launch_cases.py MODE [ARGUMENT]."""
 
 from __future__ import annotations
 

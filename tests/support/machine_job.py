@@ -1,4 +1,4 @@
-"""What is trained on several machines: the laws' problem, slowed down; how its losses are compared with single's."""
+"""The job of tests on several machines: a slow copy of the laws' problem, compared with one process."""
 
 from __future__ import annotations
 

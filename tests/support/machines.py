@@ -23,7 +23,7 @@ ENTER = (
     'hostname "$1" && mount --bind "$2/hosts-$1" /etc/hosts && '
     '{ [ ! -d "$2/ssh" ] || mount --bind "$2/ssh" /etc/ssh; } && shift 2 && exec "$@"'
 )
-"""What a process does in its namespaces before it becomes the command; its arguments: name, folder, command."""
+"""Shell script that enters the namespaces and becomes the command; its arguments: name, folder, command."""
 
 
 RANK_VARIABLES = ("RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=")

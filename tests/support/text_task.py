@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TEXTS = f"{__file__}:Texts"
-"""What names the task in a config or after ``--task``."""
+"""Name of the task in a config or after ``--task``."""
 UNTRACEABLE, WITHOUT_META_MODEL = f"{__file__}:Untraceable", f"{__file__}:WithoutMetaModel"
 """The same task with a loss that looks at values, and with a model that does."""
 PADDING, UNKNOWN, FIRST, LAST = range(4)

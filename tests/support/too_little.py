@@ -9,7 +9,7 @@ from pathlib import Path
 
 LIMIT = 2 * 2**30
 SAID = "2.00 GiB are available; next: a strategy that shards parameters"
-"""What the error line has of it."""
+"""Part of the error line about memory."""
 
 
 def run(folder: Path, words: str) -> tuple[int, list[str]]:

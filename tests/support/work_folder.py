@@ -1,4 +1,4 @@
-"""A folder to work in: a small data file, a cache of its own, and nothing of the surroundings that a run would see."""
+"""A work folder with a small data file and a separate cache, isolated from the user's settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 STRANGERS = os.environ.get("DISTCORE_BLOCK_PLUGINS", "")
-"""What conftest.py blocks, for a test that undoes what another blocked."""
+"""Modules that conftest.py blocks, for a test that unblocks others."""
 
 
 def write_rows(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Accelerate's ``Accelerator`` over the ranks that are there, and a check that it is what was asked for."""
+"""Make Accelerate's ``Accelerator`` over existing ranks, and check that it did not fall back."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from distcore import StrategyError, World
 from distcore_accelerate.settings import Settings
 
 LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-"""Prefixes of what ``accelerate launch`` sets and ``Settings`` has read: Accelerate must not read it a second time."""
+"""Prefixes of the variables of ``accelerate launch``, already read by ``Settings``; hidden from Accelerate."""
 
 
 @contextmanager
 def rank_environment(world: World) -> Iterator[None]:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK for a while, and hide what ``accelerate launch`` has set."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK, and hide the variables of ``accelerate launch``, inside the context."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(LAUNCHER_VARIABLES):
             del os.environ[name]
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank))
-    # Without it Accelerate sets the number of threads, and prints that it does.
+    # Without it Accelerate sets the number of threads, and prints a message.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     try:
         yield
@@ -40,10 +40,10 @@ def rank_environment(world: World) -> Iterator[None]:
 
 
 def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
-    """Return a fresh ``Accelerator`` for this run; call it within ``rank_environment``, in a process group.
+    """Return a new ``Accelerator``. Call inside ``rank_environment``, with a process group.
 
-    It divides nothing (one accumulation step), steps no schedule, and casts nothing unless ``arguments`` say so.
-    Raises StrategyError, one line, if Accelerate fell back to another backend or world.
+    It does not divide the loss (one accumulation step), steps no schedule, and casts nothing unless ``arguments`` say
+    so. Raises StrategyError, one line, if Accelerate fell back to another backend or world.
     """
     reset_state()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
@@ -54,15 +54,15 @@ def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any])
 
 
 def reset_state() -> None:
-    """Drop Accelerate's singletons, which would carry one run's settings into the next; the process group stays."""
+    """Reset Accelerate's singletons, which would carry settings into the next run. The process group stays."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    if "transformers.integrations.deepspeed" in sys.modules:  # else transformers would build models sharded
+    if "transformers.integrations.deepspeed" in sys.modules:  # else transformers builds models sharded
         sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
 
 
 def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator) -> None:
-    """Raise StrategyError, one line, unless Accelerate is what was asked for: it falls back without a word."""
+    """Raise StrategyError, one line, unless Accelerate has the requested form. It falls back silently."""
     expected = {
         "ddp": DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU,
         "fsdp2": DistributedType.FSDP,
@@ -78,7 +78,7 @@ def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator
 
 
 def world_of(joined: World, accelerator: Accelerator) -> World:
-    """The world that was ``joined``, as Accelerate reports it."""
+    """Return the ``joined`` world with the ranks and the device that Accelerate reports."""
     return replace(
         joined,
         rank=accelerator.process_index,
@@ -89,8 +89,8 @@ def world_of(joined: World, accelerator: Accelerator) -> World:
 
 
 def ensure_state() -> None:
-    """Make the state without which Accelerate's logging raises, where another strategy than this one runs."""
+    """Create the state that Accelerate's logging needs, for trackers under another strategy."""
     if not PartialState._shared_state:
         with rank_environment(World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))):
-            del os.environ["LOCAL_RANK"]  # with it Accelerate would look for other ranks
+            del os.environ["LOCAL_RANK"]  # Accelerate would look for other ranks
             PartialState(cpu=True)

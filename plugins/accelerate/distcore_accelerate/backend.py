@@ -31,9 +31,9 @@ from distcore_accelerate.settings import Settings
 
 
 class Backend(ABC):
-    """One of Accelerate's ways to spread a model, as parts of the hooks of the same names.
+    """One of Accelerate's backends, with methods named after the hooks that call them.
 
-    What a backend leaves out is done as in one process.
+    Methods that a backend does not override work as in one process.
     """
 
     def __init__(self, options: AccelerateOptions, settings: Settings) -> None:
@@ -42,23 +42,23 @@ class Backend(ABC):
 
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Return what the backend declares, with these options."""
+        """Return the capabilities of the backend with these options."""
 
     def open_values(self, config: RunConfig) -> Mapping[str, Any]:
         """Return, by dotted key, what the backend's own config says of distcore's keys."""
         return {}
 
     def check_training(self, config: RunConfig) -> None:
-        """Raise ConfigError, one line, for what can be known to go wrong before ranks start to train."""
+        """Raise ConfigError, one line, for settings that training cannot work with."""
         self.check_evaluation(config)
 
-    def check_evaluation(self, config: RunConfig) -> None:  # noqa: B027  # most have nothing to refuse
-        """Raise ConfigError, one line, for settings of an evaluation that cannot work."""
+    def check_evaluation(self, config: RunConfig) -> None:  # noqa: B027  # optional
+        """Raise ConfigError, one line, for settings that evaluation cannot work with."""
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the memory and the traffic of each rank. Raises ConfigError if they are not known."""
+        """Return the memory and the traffic of each rank. Raises ConfigError if they are unknown."""
         raise ConfigError(f"backend = {self.settings.backend!r}: what it holds is not known")
 
     def traced(self) -> object:
@@ -67,17 +67,17 @@ class Backend(ABC):
 
     @abstractmethod
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
-        """Return arguments that make an ``Accelerator`` this backend, before there is a model."""
+        """Return the backend's arguments of ``Accelerator``, before the model exists."""
 
-    def plugins_for(self, run: Run, model: nn.Module) -> dict[str, Any]:
-        """The same for the ``Accelerator`` that is to prepare ``model``."""
+    def plugins_for_model(self, run: Run, model: nn.Module) -> dict[str, Any]:
+        """Return the backend's arguments of the ``Accelerator`` that prepares ``model``."""
         return self.plugins(run.config, run.world)
 
     @abstractmethod
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Return the model as ``accelerator`` wraps it, and the optimizer that ``step`` steps."""
+        """Return the model that ``accelerator`` wraps, and the optimizer for ``step``."""
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         """Return the model for a run without an optimizer."""
@@ -85,7 +85,7 @@ class Backend(ABC):
 
     @abstractmethod
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Return the context of one micro-batch; ``last`` is the one after which gradients are averaged."""
+        """Return the context of one micro-batch. Gradients are averaged after the ``last`` one."""
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Add the gradients of the scalar ``loss``; return it detached."""
@@ -96,12 +96,12 @@ class Backend(ABC):
         return defaults.step(run, clip)
 
     def save(self, run: Run) -> State:
-        """Return what this rank holds of model and optimizer, by neutral names."""
+        """Return this rank's part of model and optimizer, by neutral names."""
         return defaults.save_checkpoint(run)
 
     def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load a checkpoint of any strategy, saved at ``progress``, into model and optimizer; always true."""
         return defaults.load_checkpoint(run, state)
 
-    def teardown(self) -> None:  # noqa: B027  # most keep nothing
-        """Forget what the backend keeps beside the process group."""
+    def teardown(self) -> None:  # noqa: B027  # optional
+        """Drop global state of the backend."""

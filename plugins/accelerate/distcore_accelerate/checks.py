@@ -1,4 +1,4 @@
-"""Refuse contradictions before any process starts, and requests that Accelerate would not honor."""
+"""Refuse contradictory settings, and requests that Accelerate would not honor, before any rank starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distcore_accelerate.settings import Settings
 
 
 def check_settings(settings: Settings, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError, one line, where device, number of ranks or precision cannot be what is asked for."""
+    """Raise ConfigError, one line, for a device, number of ranks or precision that contradicts the settings."""
     _check_device(settings, config, environ)
     _check_number(settings, config, environ)
     if settings.precision not in (None, config.precision):
@@ -48,7 +48,7 @@ def _check_number(settings: Settings, config: RunConfig, environ: Mapping[str, s
         raise ConfigError(
             f"{settings.source}: {what}, but there are {config.nproc} rank(s); use --nproc {asked}, or change the file"
         )
-    # Its launcher sets these for several processes on a CPU, and then starts a single one.
+    # accelerate launch sets these for several processes on a CPU, but then starts only one.
     alone = config.nproc == 1 and "RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ
     if alone and "ACCELERATE_USE_CPU" in environ and "MASTER_ADDR" in environ:
         raise ConfigError(

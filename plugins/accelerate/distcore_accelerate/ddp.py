@@ -1,4 +1,4 @@
-"""Accelerate's DistributedDataParallel."""
+"""The backend of Accelerate with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 
 
 class Replicated(Backend):
-    """The model whole on every rank; precision, clipping and checkpoints are the core's."""
+    """Replicate the model on every rank. Precision, clipping and checkpoints are the core's."""
 
     def capabilities(self) -> Capabilities:
         """Declare one more collective per step with ``find_unused``, and unused parameters exempt without it."""
@@ -51,7 +51,7 @@ class Replicated(Backend):
         )
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
-        """Return the options of DDP in the form that Accelerate takes."""
+        """Return the options of DDP in Accelerate's form."""
         handler = DistributedDataParallelKwargs(
             bucket_cap_mb=self.options.bucket_mb,
             find_unused_parameters=self.options.find_unused,
@@ -73,7 +73,7 @@ class Replicated(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """The optimizer is not prepared: what Accelerate's wrapper adds to it, the core does."""
+        """Wrap the model in DDP. The optimizer stays plain, because the core does the work of Accelerate's wrapper."""
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")

@@ -1,4 +1,4 @@
-"""DeepSpeed's config as Accelerate's users have it: a JSON file, the section of an Accelerate file, or options."""
+"""Read DeepSpeed's config from a JSON file, the section of an Accelerate file, or options."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ KEY_IN_JSON = {
     "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
     "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
 }
-"""Keys of ``deepspeed_config`` in an Accelerate file, by what they are called in DeepSpeed's own config."""
+"""Map keys of ``deepspeed_config`` in an Accelerate file to those of DeepSpeed's own config."""
 LAUNCHING = frozenset(
     {"deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}
     | {"deepspeed_config_file", "deepspeed_moe_layer_cls_names", "zero3_init_flag", "zero3_init"}
 )
-"""Keys that are read elsewhere, or that only matter to the launcher."""
+"""Keys that are read elsewhere, or only concern the launcher."""
 SUPPORTED = {"optimizer": ("AdamW", "Adam"), "scheduler": ("WarmupLR", "WarmupDecayLR")}
-"""Types that DeepSpeed may build under Accelerate."""
+"""Types that DeepSpeed can build under Accelerate."""
 
 
 def user_config(options: AccelerateOptions, settings: Settings) -> UserConfig:
-    """Return what the user asks of DeepSpeed.
+    """Return the user's config of DeepSpeed.
 
-    Raises ConfigError, one line: it cannot be read, or an Accelerate file sets beside a JSON file what belongs in it.
+    Raises ConfigError, one line, for an unreadable file, or an Accelerate file that sets keys next to a JSON file.
     """
     section = settings.deepspeed
     for key in section:
@@ -58,7 +58,7 @@ def check_supported(user: UserConfig) -> None:
 
 
 def _json(options: AccelerateOptions, section: Tree, source: str) -> UserConfig:
-    """The JSON that the option gives, else the one that the Accelerate file names, else the file's own section."""
+    """Return the JSON of the option, else that of the Accelerate file, else the Accelerate file's own section."""
     beside = sorted(section.keys() & KEY_IN_JSON.keys())
     file = section.get("deepspeed_config_file")
     named = options.deepspeed_config if options.deepspeed_config is not None else file
@@ -73,14 +73,14 @@ def _json(options: AccelerateOptions, section: Tree, source: str) -> UserConfig:
 
 
 def _values(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values by key of DeepSpeed's config; Accelerate writes "none" for a path that is not used."""
+    """Yield values by key of DeepSpeed's config. Accelerate writes "none" for an unused path."""
     for key, path in KEY_IN_JSON.items():
         if key in section and not (key.endswith("nvme_path") and section[key] in (None, "none")):
             yield path, section[key]
 
 
 def _nested(values: Iterator[tuple[str, Any]]) -> Tree:
-    """Values by dotted path as a tree."""
+    """Return values by dotted path as a tree."""
     tree: Tree = {}
     for path, value in values:
         *sections, leaf = path.split(".")

@@ -1,4 +1,4 @@
-"""Accelerate's FSDP2: parameters spread over ranks by ``fully_shard``. Only on GPUs: elsewhere it falls back to DDP."""
+"""The backend of Accelerate with FSDP2 (``fully_shard``), for GPUs only: on a CPU Accelerate falls back to DDP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distcore import (
 )
 from distcore_accelerate.backend import Backend
 from distcore_accelerate.options import AccelerateOptions
-from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, unsharded
+from distcore_accelerate.precision import DTYPES, mixed_precision, move_unsharded, results_in_fp32
 from distcore_accelerate.settings import Settings, Tree
 from distcore_accelerate.tracing import TracedShards
 
@@ -37,7 +37,7 @@ ARGUMENTS = {
     "activation_checkpointing": "activation_checkpointing",
     "ignored_modules": "ignored_modules",
 }
-"""Keys of ``fsdp_config`` without their prefix, with the arguments of Accelerate's plugin that they become."""
+"""Map keys of ``fsdp_config``, without their prefix, to arguments of Accelerate's plugin."""
 FSDP1 = frozenset(
     {"sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"}
 )
@@ -45,11 +45,11 @@ FSDP1 = frozenset(
 OF_CHECKPOINTS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"}) | {
     "activation_checkpointing_offload"
 }
-"""Keys about saving and loading, which distcore does itself."""
+"""Keys about saving and loading, which are ignored, because distcore does both itself."""
 
 
 def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
-    """What ``fsdp_config`` and the options say, as arguments of Accelerate's plugin; raises ConfigError, one line."""
+    """Return ``fsdp_config`` and options as arguments of Accelerate's plugin. Raises ConfigError, one line."""
     section, source = settings.fsdp, settings.source
     if settings.distributed_type and int(section.get("version") or 1) != 2:
         raise ConfigError(
@@ -71,7 +71,7 @@ def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
 
 
 class Sharded(Backend):
-    """Parameters, gradients and optimizer state spread over ranks; checkpoints shard by shard."""
+    """Shard parameters, gradients and optimizer state over the ranks; save checkpoints shard by shard."""
 
     def capabilities(self) -> Capabilities:
         """Declare sharded parameters and the strategy's own precision; no fp16."""
@@ -94,12 +94,12 @@ class Sharded(Backend):
         plugin_arguments(self.options, self.settings)
 
     def traced(self) -> object:
-        """Return what shards as on GPUs."""
+        """Return a stand-in that shards as on GPUs."""
         return TracedShards(self)
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
-        """Return Accelerate's FSDP2 plugin, with gradients reduced in fp32."""
-        # Accelerate's own policy would also send gradients in bf16, and round their sum.
+        """Return Accelerate's FSDP2 plugin, with gradients averaged in fp32."""
+        # Accelerate's own policy would average gradients in bf16, and round their sum.
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32)
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
@@ -112,26 +112,26 @@ class Sharded(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Shard the model in place. Accelerate insists on an optimizer; the real one is built over the shards."""
+        """Shard the model in place. Accelerate requires an optimizer; the real one is built over the shards."""
         model = model.to(run.world.device)
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
-        if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+        if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=sharded)
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
-        """Return the whole model on every rank, in the precision of the run."""
-        return unsharded(run, model)
+        """Return the unsharded model in the precision of the run."""
+        return move_unsharded(run, model)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Let FSDP2 reduce gradients only after the last micro-batch."""
+        """Average gradients after the last micro-batch only."""
         sharded: FSDPModule = run.strategy_state
         sharded.set_requires_gradient_sync(last)
         return _NOTHING
 
 
 def _names(value: Any) -> Any:
-    """Layer names as a list, however the file writes them."""
+    """Return layer names as a list, also from a string with commas."""
     return value.split(",") if isinstance(value, str) and "," in value else value

@@ -1,4 +1,4 @@
-"""Precision where a backend owns it: parameters cast for forward and backward, results in fp32."""
+"""Precision for backends that own it: cast parameters in forward and backward, and return results in fp32."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def mixed_precision(config: RunConfig) -> str:
-    """The run's precision as Accelerate calls it."""
+    """Return Accelerate's name of the run's precision."""
     return "no" if config.precision == "fp32" else config.precision
 
 
-def unsharded(run: Run, model: nn.Module) -> nn.Module:
-    """Return the whole model in the precision of the run, to be evaluated: without an optimizer it is small."""
+def move_unsharded(run: Run, model: nn.Module) -> nn.Module:
+    """Move the unsharded model to the device, in the precision of the run. An evaluation keeps no optimizer state."""
     model = model.to(device=run.world.device, dtype=DTYPES[run.config.precision])
     return results_in_fp32(run, model)
 
 
 def results_in_fp32(run: Run, model: nn.Module) -> nn.Module:
-    """Have loss and metrics computed from fp32, as they are under autocast."""
+    """Make the model return fp32 results, as under autocast, for loss and metrics."""
     if run.config.precision != "fp32":
         defaults.results_in_fp32(model)
     return model

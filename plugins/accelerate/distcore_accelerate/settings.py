@@ -1,6 +1,6 @@
-"""Settings of Accelerate from the strategy's options, an ``accelerate config`` file and ``accelerate launch``.
+"""Read settings of Accelerate from options, an ``accelerate config`` file and ``accelerate launch``.
 
-The three are read into one ``Settings``. A contradiction between two of them is an error of one line.
+All three sources give one ``Settings``. A contradiction between two of them is a one-line error.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BACKENDS: dict[str, BackendName] = {
     "FSDP": "fsdp2",
     "DEEPSPEED": "deepspeed",
 }
-"""``distributed_type`` to the backend that it stands for here."""
+"""Map each ``distributed_type`` to its backend."""
 PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 READ = frozenset(
     {"compute_environment", "distributed_type", "mixed_precision", "fp16", "num_processes", "use_cpu", "gpu_ids"}
     | {"fsdp_config", "deepspeed_config"}
 )
-"""Keys of an ``accelerate config`` file that say something about a run."""
+"""Keys of an ``accelerate config`` file that concern a run."""
 LAUNCHING = frozenset(
     {"debug", "machine_rank", "num_machines", "main_process_ip", "main_process_port", "rdzv_backend", "same_network"}
     | {"main_training_function", "enable_cpu_affinity", "mpirun_config", "downcast_bf16", "command_file", "commands"}
     | {"tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo", "num_cpu_threads_per_process"}
 )
-"""Keys that only matter to the launcher."""
+"""Keys that only concern the launcher."""
 UNSUPPORTED = {
     "dynamo_config": "use --compile on or --compile regions",
     "dynamo_backend": "use --compile on or --compile regions",
@@ -45,7 +45,7 @@ UNSUPPORTED = {
     "megatron_lm_config": "there is no Megatron-LM here",
     "parallelism_config": "ranks are data parallel here",
 }
-"""Keys that would change the run and that this strategy cannot follow, with what to do instead."""
+"""Keys that would change the run but are not supported, with the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,17 +55,17 @@ class Settings:
     backend: BackendName = "ddp"
     """The backend of Accelerate to train on."""
     source: str = "strategy_options.backend"
-    """Where the backend was named, for messages: a file, the launcher, or an option."""
+    """Origin of the backend, for messages: a file, the launcher, or an option."""
     distributed_type: str | None = None
-    """As the file or the launcher names it."""
+    """Name of the type in the file or the launcher."""
     precision: str | None = None
-    """The value of ``--precision`` that the file or the launcher asks for."""
+    """The requested value of ``--precision``."""
     processes: int | None = None
-    """Number of ranks that the file asks for, over all machines; ``None``: it does not say."""
+    """The requested number of ranks on all machines; ``None`` if unset."""
     use_cpu: bool = False
-    """Whether the file asks for the CPU, even where there are GPUs."""
+    """True if the file requires the CPU, even with GPUs."""
     gpu_ids: str | None = None
-    """GPUs that the file allows, as in CUDA_VISIBLE_DEVICES; ``None``: all of them."""
+    """The allowed GPUs, in the form of CUDA_VISIBLE_DEVICES; ``None``: all."""
     fsdp: Tree = field(default_factory=dict)
     """Section ``fsdp_config``, keys without their prefix."""
     deepspeed: Tree = field(default_factory=dict)
@@ -73,9 +73,9 @@ class Settings:
 
 
 def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return what is asked for; raises ConfigError, one line, for what cannot be read or contradicts itself."""
-    started = _of_tree(launched(environ), "accelerate launch")
-    asked = _of_tree(read_file(options.config_file), options.config_file) if options.config_file else started
+    """Return the settings. Raises ConfigError, one line, for an unreadable file or a contradiction."""
+    started = _settings_of(read_launcher(environ), "accelerate launch")
+    asked = _settings_of(read_file(options.config_file), options.config_file) if options.config_file else started
     if options.config_file and started.distributed_type and started.backend != asked.backend:
         raise ConfigError(
             f"{asked.source}: asks for {asked.backend}, but accelerate launch was told {started.distributed_type}; "
@@ -99,8 +99,8 @@ def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.en
     )
 
 
-def launched(environ: Mapping[str, str]) -> Tree:
-    """Return what ``accelerate launch`` left in the environment, in the terms of its config file."""
+def read_launcher(environ: Mapping[str, str]) -> Tree:
+    """Return the settings of ``accelerate launch`` from the environment, in the form of its config file."""
     tree: Tree = {}
     if _on(environ, "ACCELERATE_USE_DEEPSPEED"):
         tree["distributed_type"] = "DEEPSPEED"
@@ -112,15 +112,14 @@ def launched(environ: Mapping[str, str]) -> Tree:
     elif _on(environ, "ACCELERATE_USE_FSDP"):
         tree["distributed_type"] = "FSDP"
         tree["fsdp_config"] = {f"fsdp_{key}": value for key, value in _section(environ, "FSDP_")}
-    if (
-        precision := environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    ) != "no":  # the launcher sets "no" also where nobody asked
+    # The launcher also sets "no" without a request.
+    if (precision := environ.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":
         tree["mixed_precision"] = precision
     return tree
 
 
 def read_file(path: str) -> Tree:
-    """Return the tree of an ``accelerate config`` file, YAML or JSON; raises ConfigError, one line."""
+    """Return the tree of an ``accelerate config`` file, YAML or JSON. Raises ConfigError, one line."""
     try:
         tree = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -137,7 +136,7 @@ def read_file(path: str) -> Tree:
     return tree
 
 
-def _of_tree(tree: Tree, source: str) -> Settings:
+def _settings_of(tree: Tree, source: str) -> Settings:
     _check_keys(tree, source)
     kind = tree.get("distributed_type")
     if kind is not None and kind not in BACKENDS:
@@ -158,7 +157,7 @@ def _of_tree(tree: Tree, source: str) -> Settings:
 
 def _check_keys(tree: Tree, source: str) -> None:
     for key, value in tree.items():
-        if key in UNSUPPORTED and _means_something(value):
+        if key in UNSUPPORTED and _is_set(value):
             raise ConfigError(f"{source}: {key} is not supported: {UNSUPPORTED[key]}; take it out")
         if key not in READ | LAUNCHING | UNSUPPORTED.keys():
             raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), READ | LAUNCHING)}")
@@ -166,8 +165,8 @@ def _check_keys(tree: Tree, source: str) -> None:
         raise ConfigError(f"{source}: compute_environment = {tree['compute_environment']!r}: only LOCAL_MACHINE is")
 
 
-def _means_something(value: Any) -> bool:
-    """False for an empty section, and for one whose values all say no."""
+def _is_set(value: Any) -> bool:
+    """Return False for an empty section, or one whose values are all off."""
     values = value.values() if isinstance(value, Mapping) else [value]
     return any(str(each).lower() not in ("no", "none", "false", "", "1") for each in values)
 
@@ -205,7 +204,7 @@ def _on(environ: Mapping[str, str], name: str) -> bool:
 
 
 def _section(environ: Mapping[str, str], prefix: str, *only: str) -> Iterator[tuple[str, Any]]:
-    """Variables with ``prefix``, as keys in lower case and values as YAML reads them."""
+    """Yield variables with ``prefix``: keys in lower case, and values parsed as YAML."""
     for name, value in environ.items():
         key = name.removeprefix(prefix)
         if key != name and (not only or key in only) and value not in ("None", ""):

@@ -1,4 +1,4 @@
-"""``accelerate``: Hugging Face Accelerate under distcore's loop; its DDP, FSDP2 and DeepSpeed."""
+"""``accelerate``: Hugging Face Accelerate under distcore's loop, with DDP, FSDP2 or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from distcore_accelerate.settings import Settings, read_settings
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateStrategy(AccelerateOptions):
-    """Train on a backend of Hugging Face Accelerate, from its config file, its launcher or these options."""
+    """Train with a backend of Hugging Face Accelerate, chosen by its config file, its launcher or these options."""
 
     shorthand: ClassVar = "backend"
     tunes: ClassVar = ()  # its backends are tried under their own names
 
     @cached_property
     def settings(self) -> Settings:
-        """What options, config file and launcher ask for together."""
+        """Settings from options, config file and launcher together."""
         return read_settings(self)
 
     @cached_property
@@ -59,11 +59,11 @@ class AccelerateStrategy(AccelerateOptions):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the chosen backend declares."""
+        """Capabilities of the active backend."""
         return self.active_backend.capabilities()
 
     def fill_config(self, config: RunConfig) -> Mapping[str, Any]:
-        """What the config file says of keys that are distcore's own."""
+        """Return distcore's keys from the config file and the backend's own config."""
         settings = self.settings
         on_cpu = settings.use_cpu or settings.distributed_type == "MULTI_CPU"
         said = {
@@ -74,42 +74,42 @@ class AccelerateStrategy(AccelerateOptions):
         return dict(self.active_backend.open_values(config)) | {k: v for k, v in said.items() if v is not None}
 
     def check_config(self, config: RunConfig) -> None:
-        """Refuse, before launch, what contradicts the config file and what Accelerate would replace silently."""
+        """Raise ConfigError for contradictions to the config file, and settings that Accelerate silently replaces."""
         check_settings(self.settings, config)
         self.active_backend.check_training(config)
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """The same for a run that only evaluates."""
+        """Raise ConfigError as ``check_config`` does, for a run that only evaluates."""
         check_settings(self.settings, config)
         self.active_backend.check_evaluation(config)
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return what the chosen backend holds and sends."""
+        """Return the memory and the traffic of the active backend."""
         return self.active_backend.plan_memory(config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return what stands for the chosen backend."""
+        """Return the stand-in of the active backend."""
         return self.active_backend.traced()
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group; return the world as Accelerate reports it for the chosen backend."""
+        """Join torch's process group. Return the world that Accelerate reports for the active backend."""
         world = join_process_group(config, rank_info)
         with rank_environment(world):
             arguments = self._arguments(self.active_backend.plugins(config, world))
             reported = world_of(world, new_accelerator(self.settings, world, arguments))
-        reset_state()  # with DeepSpeed's, transformers would build the model sharded
+        reset_state()  # with DeepSpeed's state, transformers would build the model sharded
         return reported
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Have the backend prepare the model with an ``Accelerator``; an evaluation needs none."""
+        """Prepare the model with an ``Accelerator``. An evaluation needs none."""
         if make_optimizer is None:
             return PreparedModel(model=self.active_backend.for_evaluation(run, model), optimizer=None)
         with rank_environment(run.world):
-            arguments = self._arguments(self.active_backend.plugins_for(run, model))
+            arguments = self._arguments(self.active_backend.plugins_for_model(run, model))
             accelerator = new_accelerator(self.settings, run.world, arguments)
             return self.active_backend.prepare(accelerator, run, model, make_optimizer)
 
@@ -120,27 +120,27 @@ class AccelerateStrategy(AccelerateOptions):
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Add gradients as the backend does."""
+        """Run the backend's backward pass."""
         return self.active_backend.backward(run, loss)
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step as the backend does."""
+        """Run the backend's clipping and step."""
         return self.active_backend.step(run, clip)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        """Return what this rank holds under the backend."""
+        """Return this rank's part of the backend's state."""
         return self.active_backend.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
-        """Load the state as the backend holds it."""
+        """Load this rank's part of the state into the backend."""
         return self.active_backend.load(run, state, progress)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
-        """Forget the state of Accelerate and of the backend, and leave the process group."""
+        """Reset Accelerate and the backend, and leave the process group."""
         reset_state()
         self.active_backend.teardown()
         return leave_process_group(world)
@@ -151,7 +151,7 @@ class AccelerateStrategy(AccelerateOptions):
 
 
 def _zero() -> type[Backend]:
-    """The DeepSpeed backend, imported only where it is asked for; raises ConfigError, one line, if that fails."""
+    """Import the DeepSpeed backend, which is optional. Raises ConfigError, one line, if that fails."""
     try:
         from distcore_accelerate.zero import ZeRO
     except (ImportError, OSError) as error:

@@ -15,7 +15,7 @@ from distcore_accelerate.precision import mixed_precision, results_in_fp32
 
 
 class TracedShards:
-    """Shards as ``Accelerator.prepare`` does, which on a CPU would fall back to DDP."""
+    """A stand-in that shards as ``Accelerator.prepare`` does on GPUs. On a CPU ``prepare`` falls back to DDP."""
 
     def __init__(self, backend: Backend) -> None:
         self.capabilities = backend.capabilities()
@@ -39,5 +39,5 @@ class TracedShards:
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """As in a run."""
+        """Run the backend's ``accumulate``."""
         return self._backend.accumulate(run, last)

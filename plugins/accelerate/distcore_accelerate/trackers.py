@@ -1,4 +1,4 @@
-"""The extension ``accelerate_trackers``: Accelerate's trackers (``log_with``) under any strategy."""
+"""The extension ``accelerate_trackers``: trackers of Accelerate (``log_with``) under any strategy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class AccelerateTrackers:
     """Send every logged value and every evaluation to trackers of Hugging Face Accelerate, from the main rank."""
 
     log_with: str | list[str] = "all"
-    """Names of trackers as Accelerate has them: tensorboard, wandb, mlflow …; all: every one that is installed."""
+    """Accelerate's names of trackers, such as tensorboard, wandb or mlflow; all: every installed one."""
     project: str = "distcore"
-    """Name of the project, or of the run where a tracker has no projects."""
+    """Name of the project, or of the run for a tracker without projects."""
     folder: str = "trackers"
-    """Where trackers that write files put them, relative to the run folder."""
+    """Folder for the files of trackers, relative to the run folder."""
     init: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Arguments for the start of a tracker, by its name."""
+    """Arguments of each tracker, by its name."""
 
     def __post_init__(self) -> None:
         self._trackers: list[Any] = []
@@ -32,7 +32,7 @@ class AccelerateTrackers:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Start the trackers on the main rank, and give them the config."""
+        """Start the trackers on the main rank, and log the config."""
         if not run.world.is_main:
             return
         ensure_state()
@@ -71,7 +71,7 @@ class AccelerateTrackers:
 
 
 def _installed(log_with: str | list[str]) -> list[str]:
-    """The trackers to use, in order; StrategyError, one line, for one that is unknown or not installed."""
+    """Return the trackers to use, in order. Raises StrategyError, one line, for an unknown or missing one."""
     asked = [log_with] if isinstance(log_with, str) else log_with
     there = [str(name) for name in get_available_trackers()]
     if "all" in asked:
@@ -87,5 +87,5 @@ def _installed(log_with: str | list[str]) -> list[str]:
 
 
 def _plain(value: object) -> bool | int | float | str:
-    """The value as trackers take it."""
+    """Return the value in a type that trackers take."""
     return value if isinstance(value, bool | int | float | str) else str(value)

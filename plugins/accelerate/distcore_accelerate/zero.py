@@ -1,4 +1,4 @@
-"""DeepSpeed through Accelerate: the engine that ``prepare`` makes, its own accumulation and division switched off."""
+"""The backend of Accelerate with DeepSpeed, with DeepSpeed's own accumulation and division disabled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from distcore import (
 )
 from distcore_accelerate.backend import Backend
 from distcore_accelerate.deepspeed_config import ZERO, check_supported, user_config
-from distcore_accelerate.precision import mixed_precision, unsharded
+from distcore_accelerate.precision import mixed_precision, move_unsharded
 from distcore_accelerate.settings import Tree
 from distcore_deepspeed import (
     UserConfig,
@@ -52,15 +52,15 @@ FP16 = "deepspeed: fp16 needs a GPU or a CPU that multiplies in it"
 
 
 class ZeRO(Backend):
-    """Optimizer state, from stage 2 on gradients, and at stage 3 parameters spread over ranks by DeepSpeed."""
+    """Shard with DeepSpeed: optimizer state, gradients from stage 2 on, and parameters at stage 3."""
 
     @cached_property
     def user(self) -> UserConfig:
-        """What options and files ask of DeepSpeed."""
+        """The user's config of DeepSpeed, from options and files."""
         return user_config(self.options, self.settings)
 
     def capabilities(self) -> Capabilities:
-        """Declare what stage and scheduler of the user's config bring with them."""
+        """Declare the capabilities of the user's stage and scheduler."""
         return Capabilities(
             spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
@@ -80,83 +80,83 @@ class ZeRO(Backend):
         return open_values(self.user, config, owns_schedule=False)
 
     def check_training(self, config: RunConfig) -> None:
-        """Raise ConfigError, one line, for what Accelerate's DeepSpeed or DeepSpeed itself cannot train."""
+        """Raise ConfigError, one line, for a config that Accelerate or DeepSpeed cannot train with."""
         check_supported(self.user)
         check_training(self.user, config)
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Raise ConfigError, one line, for a DeepSpeed config that cannot be evaluated."""
+        """Raise ConfigError, one line, for a config that DeepSpeed cannot evaluate with."""
         check_evaluation(self.user, config)
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return what DeepSpeed holds and sends at the user's stage."""
+        """Return the memory and the traffic of DeepSpeed at the user's stage."""
         return zero_memory(self.user, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return DeepSpeed's engine as it runs without values; raises ConfigError for state on NVMe."""
+        """Return a stand-in for DeepSpeed's engine. Raises ConfigError for state on NVMe."""
         return traced_engine(self.user, self.capabilities())
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
-        """Start DeepSpeed's communication; return its plugin with nothing but the stage."""
+        """Start DeepSpeed's communication. Return its plugin with the stage only."""
         library.start(world.device, config.log_level == "debug")
         return _arguments(config, world, {ZERO: {"stage": self.user.stage}})
 
-    def plugins_for(self, run: Run, model: nn.Module) -> dict[str, Any]:
-        """Return DeepSpeed's plugin with the config resolved for ``model``."""
+    def plugins_for_model(self, run: Run, model: nn.Module) -> dict[str, Any]:
+        """Return DeepSpeed's plugin with the full config for ``model``."""
         return _arguments(run.config, run.world, resolve(self.user, run, model))
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Build DeepSpeed's engine through Accelerate; DeepSpeed's config may replace the optimizer."""
+        """Build DeepSpeed's engine through Accelerate. DeepSpeed's config may replace the optimizer."""
         tree: Tree = accelerator.state.deepspeed_plugin.deepspeed_config
         optimizer = _optimizer(tree, run, make_optimizer(model))
         return engine.prepare(run, model, tree, lambda: _initialize(accelerator, model, optimizer))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
-        """Return the whole model on every rank, in the precision of the run."""
-        return unsharded(run, model)
+        """Return the unsharded model in the precision of the run."""
+        return move_unsharded(run, model)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Tell the engine whether the next backward pass is the step's last."""
+        """Tell the engine if the next backward pass is the last of the step."""
         return engine.accumulate(run, last)
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Not by ``Accelerator.backward``, which takes the optimizer's step, too."""
+        """Run the engine's backward pass. ``Accelerator.backward`` would also step the optimizer."""
         return engine.backward(run, loss)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine; raises LossScaleError if fp16 overflows at the smallest loss scale."""
+        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at the smallest loss scale."""
         return engine.step(run, clip)
 
     def save(self, run: Run) -> State:
-        """Return master weights and optimizer state of this rank's partitions."""
+        """Return the master weights and optimizer state of this rank's partitions."""
         return checkpoint.save(run)
 
     def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
-        """Load model, master weights and optimizer state of this rank's partitions; always true."""
+        """Load the model, and the master weights and optimizer state of this rank's partitions; always true."""
         return checkpoint.load(run, state, progress)
 
     def teardown(self) -> None:
-        """Forget DeepSpeed's process groups."""
+        """Drop DeepSpeed's process groups."""
         library.stop()
 
 
 def _arguments(config: RunConfig, world: World, tree: Tree) -> dict[str, Any]:
-    """Arguments that make an ``Accelerator`` use DeepSpeed with the config ``tree``."""
+    """Return the arguments of an ``Accelerator`` with DeepSpeed and the config ``tree``."""
     return {
         "deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=tree, zero3_init_flag=False),
         "mixed_precision": mixed_precision(config),
-        # With cpu=True Accelerate drops DeepSpeed without a word, and without a backend it counts one process.
+        # With cpu=True Accelerate silently drops DeepSpeed; without a backend it assumes one process.
         "cpu": False,
         "kwargs_handlers": [InitProcessGroupKwargs(backend=dist.get_default_backend_for_device(world.device))],
     }
 
 
 def _optimizer(tree: Tree, run: Run, optimizer: torch.optim.Optimizer) -> Any:
-    """What Accelerate expects: its dummy where DeepSpeed's config has an optimizer, else ``optimizer``."""
+    """Return ``optimizer``, or Accelerate's dummy if DeepSpeed's config has an optimizer."""
     if "optimizer" not in tree:
         return optimizer
     groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]

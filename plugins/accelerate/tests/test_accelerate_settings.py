@@ -1,4 +1,4 @@
-"""What options, Accelerate files and Accelerate's launcher become, and what of them is refused before launch."""
+"""Options, Accelerate files and Accelerate's launcher give one set of settings; contradictions are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distcore import ConfigError, Run, RunConfig, StrategyError, World, load_con
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 from distcore_accelerate.deepspeed_config import user_config
-from distcore_accelerate.settings import launched, read_settings
+from distcore_accelerate.settings import read_launcher, read_settings
 from distcore_accelerate.strategy import AccelerateStrategy
 from distcore_accelerate.trackers import AccelerateTrackers
 from distcore_deepspeed import resolve as resolve_json
@@ -107,7 +107,7 @@ def test_what_accelerate_launch_was_told_is_read_from_its_environment() -> None:
         "ACCELERATE_GRADIENT_CLIPPING": "1.0",
         "ACCELERATE_MIXED_PRECISION": "bf16",
     }
-    assert launched(environ) == {
+    assert read_launcher(environ) == {
         "distributed_type": "DEEPSPEED",
         "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
         "mixed_precision": "bf16",

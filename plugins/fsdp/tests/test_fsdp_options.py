@@ -18,7 +18,7 @@ OPTIONS = {
     "offloaded": {"cpu_offload": True, "wrap": ["Block", "Embedding"]},
 }
 PLAIN = {"full": {}, "grad": {"sharding": "shard_grad_op"}, "none": {"sharding": "NO_SHARD"}}
-"""What the contract measures on two ranks, too."""
+"""Options that the contract also measures on two ranks."""
 CASES = (
     "partitions",
     "ranks-without-rows",

@@ -1,4 +1,4 @@
-"""What a step does over ranks: a scaler that agrees, gradients that travel once."""
+"""In a step all ranks agree on the loss scale, and gradients are sent once."""
 
 import os
 from collections import Counter

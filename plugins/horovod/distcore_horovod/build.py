@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(*, wheel_only: bool) -> None:
-    wheel = cached_wheel()
+    wheel = get_wheel()
     if wheel_only:
         print(wheel)
         return
@@ -60,14 +60,14 @@ def is_installed() -> bool:
     except PackageNotFoundError:
         return False
     url = json.loads(origin)["url"] if origin else ""
-    if "/horovod/torch-" in url:  # from our cache, whose folder names say what a wheel was built for
-        # Whatever was built in: MPI that was installed since is no reason to take away what works.
+    if "/horovod/torch-" in url:  # from our cache, whose folder names contain torch's version
+        # With any features: a later installation of MPI is no reason to replace a working build.
         return any(f"/{key}/" in url.replace("%2B", "+") for key in recipe.all_keys())
     return _run((sys.executable, "-c", "import horovod.torch")).returncode == 0
 
 
-def cached_wheel() -> Path:
-    """Return the wheel for this torch from the cache, after building it if it is missing; raises StrategyError."""
+def get_wheel() -> Path:
+    """Return the wheel for this torch from the cache; build a missing one. Raises StrategyError."""
     folder = cached_folder("horovod", recipe.key(), build_wheel)
     return next(folder.glob("*.whl"))
 
@@ -75,7 +75,7 @@ def cached_wheel() -> Path:
 def build_wheel(folder: Path) -> None:
     """Download the release, patch this copy, and compile it into a wheel in ``folder``; raises StrategyError."""
     check_compiler()
-    if shutil.which("mpicxx") and not recipe.features().mpi:
+    if shutil.which("mpicxx") and not recipe.find_features().mpi:
         print("building without MPI: mpicxx is here, but its header mpi.h is not", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="distcore-horovod-") as scratch:
         source = unpack(download(Path(scratch)))
@@ -83,7 +83,7 @@ def build_wheel(folder: Path) -> None:
             patch.apply(source)
         toolchain = Path(scratch, "toolchain.cmake")
         toolchain.write_text(recipe.TOOLCHAIN, encoding="utf-8")
-        environment = recipe.environment(toolchain) | {"HOROVOD_CMAKE": cmake(Path(scratch))}
+        environment = recipe.environment(toolchain) | {"HOROVOD_CMAKE": provide_cmake(Path(scratch))}
         options = ("--verbose", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
         compile_wheel((*PIP, "wheel", *options, str(source)), environment)
 
@@ -100,8 +100,8 @@ def check_compiler() -> None:
             )
 
 
-def cmake(scratch: Path) -> str:
-    """Return a cmake that is new enough: the machine's, else one that pip installs under ``scratch`` for this build.
+def provide_cmake(scratch: Path) -> str:
+    """Return a sufficiently new cmake: the machine's, else one that pip installs under ``scratch``.
 
     Raises StrategyError.
     """

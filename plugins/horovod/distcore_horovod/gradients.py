@@ -17,12 +17,12 @@ Op = Literal["average", "sum", "adasum"]
 
 
 def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compression: str, groups: int) -> Any:
-    """Return a DistributedOptimizer around a new ``optimizer``: state that it already had would be lost.
+    """Return a DistributedOptimizer around a new ``optimizer``. It would lose existing state.
 
     ``compression``: ``none`` or ``fp16``. ``groups``: number of gradient groups; 0 leaves grouping to Horovod.
     """
     if op != "adasum":
-        optimizer.__class__ = _taken_over(optimizer)
+        optimizer.__class__ = _with_all_state(optimizer)
     distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
@@ -34,11 +34,11 @@ def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compr
     return distributed
 
 
-def _taken_over(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """Return the class of ``optimizer`` with a constructor that takes over all of it.
+def _with_all_state(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """Return a class like that of ``optimizer``, whose constructor copies all attributes of ``optimizer``.
 
-    Horovod makes another optimizer of the same class from the parameter groups alone, and so would lose what an
-    optimizer keeps elsewhere, and fail where the class needs more arguments.
+    Horovod makes another optimizer of the same class from the parameter groups only. It would lose other attributes,
+    and fail if the class needs more arguments.
     """
 
     def take_over(new: torch.optim.Optimizer, groups: object) -> None:
@@ -62,7 +62,7 @@ def group_gradients(distributed: Any, groups: int) -> None:
     """Make Horovod send gradients in ``groups`` groups, each when it is complete: sums then round alike in every run.
 
     Horovod's own argument ``groups`` does the same, but exchanges pickles to agree on an order that all ranks already
-    share. Hence its private fields are set here.
+    share. Therefore this sets the private fields.
     """
     parameters = [p for group in distributed.param_groups for p in group["params"] if p.requires_grad]
     size = -(-len(parameters) // groups)  # ceiling division
@@ -72,10 +72,10 @@ def group_gradients(distributed: Any, groups: int) -> None:
     distributed._p_to_group = {p: group for group in grouped for p in group}
 
 
-def without_gradient(run: Run, *, find: bool) -> Sequence[nn.Parameter]:
-    """Return the parameters that got no gradient on any rank, found with one collective if ``find`` is true.
+def find_unused_parameters(run: Run, *, find: bool) -> Sequence[nn.Parameter]:
+    """Return the parameters without a gradient on any rank, by one collective.
 
-    Without ``find`` there may be none: raises StrategyError for one on this rank.
+    Without ``find`` return none, and raise StrategyError if a parameter on this rank has no gradient.
     """
     assert run.optimizer is not None  # only training runs take steps
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]

@@ -1,4 +1,4 @@
-"""How Horovod is built for today's torch: the release, the environment, and the patches to its sources."""
+"""The recipe to build Horovod for today's torch: release, environment, and patches."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ PATCHES = (
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What is built in besides PyTorch and gloo, because this machine has it."""
+    """Optional features of a build, besides PyTorch and gloo."""
 
     mpi: bool
-    """MPI's C++ compiler was found, and its headers."""
+    """True if this machine has MPI's C++ compiler and headers."""
     nccl: bool
-    """NCCL, nvcc and a CUDA build of torch were found."""
+    """True if this machine has NCCL, nvcc and a CUDA build of torch."""
 
 
-def features() -> Features:
+def find_features() -> Features:
     """Look for MPI's compiler and headers, and for NCCL if torch is a CUDA build."""
     folders = (os.environ.get("HOROVOD_NCCL_HOME", "/usr"), "/usr/local", "/usr/local/cuda")
     nccl = any(Path(folder, "include", "nccl.h").exists() for folder in folders) and shutil.which("nvcc") is not None
@@ -85,23 +85,23 @@ def features() -> Features:
 
 
 def has_mpi_headers() -> bool:
-    """Return True if ``mpicxx`` finds mpi.h: distributions pack the compiler and the headers apart."""
+    """Return True if ``mpicxx`` finds mpi.h. Distributions package compiler and headers separately."""
     command = ("mpicxx", "-E", "-x", "c++", "-")
     return subprocess.run(command, input="#include <mpi.h>\n", capture_output=True, text=True).returncode == 0
 
 
 def torch_has_cuda() -> bool:
-    """True for a CUDA build of torch. Looks at its files, since importing torch takes a second."""
+    """Return True for a CUDA build of torch, without importing torch, which takes a second."""
     spec = find_spec("torch")
     return bool(spec and spec.origin and Path(spec.origin).with_name("lib").joinpath("libtorch_cuda.so").exists())
 
 
 def environment(toolchain: Path) -> dict[str, str]:
-    """Return the caller's environment with the variables that the build reads.
+    """Return the caller's environment with the variables of the build.
 
-    MAKEFLAGS is replaced: that of a surrounding make would refer to its job server, which is out of reach here.
+    Replaces MAKEFLAGS, because that of a surrounding make would refer to an unreachable job server.
     """
-    have = features()
+    have = find_features()
     settings = {
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -120,16 +120,16 @@ def environment(toolchain: Path) -> dict[str, str]:
 
 
 def jobs() -> int:
-    """Return the number of parallel compilers: one per core, as far as each gets 2 GiB of memory."""
+    """Return the number of parallel compilers: one per core, with at least 2 GiB of memory each."""
     return max(1, min(available_cores(), psutil.virtual_memory().available >> 31))
 
 
 def key(built_in: Features | None = None) -> str:
-    """Return the name of a build, from everything that decides its result: torch, Python, system, features, recipe.
+    """Return the name of a build, from all inputs: torch, Python, system, features and recipe.
 
-    ``built_in``: the features; ``None``: what this machine has.
+    ``built_in``: the features; default: those of this machine.
     """
-    have = built_in or features()
+    have = built_in or find_features()
     recipe = repr((RELEASE, SHA256, TOOLCHAIN, [astuple(patch) for patch in PATCHES], astuple(have)))
     flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "")
     digest = hashlib.sha256(f"{recipe}{flags}".encode()).hexdigest()[:12]
@@ -138,5 +138,5 @@ def key(built_in: Features | None = None) -> str:
 
 
 def all_keys() -> set[str]:
-    """Return the names of the builds of this recipe for this torch, with whatever features."""
+    """Return the names of the builds of this recipe for this torch, with any features."""
     return {key(Features(mpi=mpi, nccl=nccl)) for mpi in (False, True) for nccl in (False, True)}

@@ -65,7 +65,7 @@ def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
     The wait comes first, because Horovod aborts a process if one of its peers is 30 seconds late. ``timeout`` is in
     seconds.
     """
-    # After a restart the store may still hold the keys of the ranks before.
+    # After a restart the store may still hold keys of the previous ranks.
     store = PrefixStore(f"horovod-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store(rank_info))
     store.set_timeout(timedelta(seconds=timeout))
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
 def _wait_for_all(store: Store, size: int, port: int | None) -> int:
     """Wait until all ``size`` ranks have arrived; return the port that rank 0 gave. Works again in the same store."""
     count = store.add("arrivals", 1)
-    turn = (count - 1) // size  # how often all ranks have met in this store before
+    turn = (count - 1) // size  # number of earlier meetings in this store
     if port is not None:
         store.set(f"port-{turn}", str(port))
     if count % size == 0:

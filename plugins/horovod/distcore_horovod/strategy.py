@@ -32,14 +32,14 @@ from distcore import (
 )
 from distcore_horovod import rank_environment
 from distcore_horovod.collectives import broadcast, gather_rows, lost_peers, sum_over_ranks
-from distcore_horovod.gradients import Op, distribute, share_buffers, without_gradient
+from distcore_horovod.gradients import Op, distribute, find_unused_parameters, share_buffers
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect
 from distcore_horovod.tracing import TracedFusion
 
 _NO_CONTEXT = nullcontext()
 FUSION_BYTES = 128 * 2**20
-"""Horovod's fusion buffer where nothing else is said."""
+"""Default size of Horovod's fusion buffer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class HorovodStrategy:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Whether gradients come out as a mean or as a sum, and what is exempt, depends on the options."""
+        """The declaration for these options, which decide the kind of gradients and the exemptions."""
         return Capabilities(
             spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
@@ -98,7 +98,7 @@ class HorovodStrategy:
         return exempt
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for what this build of Horovod cannot do."""
+        """Raise ConfigError for settings that this build of Horovod does not support."""
         how = "build it on a machine that has it (distcore-horovod build)"
         if config.device == "cuda" and torch.cuda.device_count() and not hvd.nccl_built():  # a plan needs no GPU here
             raise ConfigError(f"device = 'cuda': this Horovod was built without NCCL; {how}, or use --set device=cpu")
@@ -114,7 +114,7 @@ class HorovodStrategy:
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the whole of the model and the fusion buffer; raises ConfigError for adasum, which keeps copies."""
+        """Return the memory of model and fusion buffer. Raises ConfigError for adasum, which keeps copies."""
         if self.op == "adasum":
             raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
         held = footprint.whole(meta_model, make_optimizer)
@@ -123,7 +123,7 @@ class HorovodStrategy:
         return replace(held, buffers=buffers, sent=footprint.shared(on_wire, ranks, times=2))
 
     def traced(self) -> object:
-        """Return what stands for Horovod, which cannot be started for a plan; raises ConfigError for adasum."""
+        """Return a stand-in for Horovod, which a plan cannot start. Raises ConfigError for adasum."""
         if self.op == "adasum":
             raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
         return TracedFusion(self._fusion_bytes(), halves=self.compression != "none")
@@ -162,25 +162,25 @@ class HorovodStrategy:
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Let the next backward pass send gradients if it is the last of the step; else the one after may do so."""
+        """Send gradients after the last micro-batch only, by Horovod's count of backward passes."""
         if run.accumulation > 1:
             _optimizer(run).set_backward_passes_per_step(1 if last else 2)
         return _NO_CONTEXT
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Run the default; a lost peer becomes a ConnectionError."""
+        """Run the default. Turns the loss of a peer into ConnectionError."""
         with lost_peers():
             return defaults.backward(run, loss)
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Wait for the averaged gradients, then clip and step: before that, each rank would clip its own gradient."""
+        """Wait for the averaged gradients, then clip and step. Earlier, each rank would clip its own gradients."""
         optimizer = _optimizer(run)
         with lost_peers():
             if self.op == "adasum":  # steps first, then combines the steps of all ranks
                 return defaults.step(run, clip)
-            unused = without_gradient(run, find=self.find_unused)
+            unused = find_unused_parameters(run, find=self.find_unused)
             optimizer.synchronize()
         for parameter in unused:
             parameter.grad = None  # Horovod has set it to zero, so weight decay would change the parameter
@@ -199,7 +199,7 @@ class HorovodStrategy:
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
-        """Load on every rank, then broadcast from the main rank. Horovod's own broadcast would take a step."""
+        """Load on every rank, then broadcast from the main rank. Horovod's own broadcast would step the optimizer."""
         defaults.load_checkpoint(run, state)
         broadcast(defaults.model_state(run) | defaults.optimizer_state(run))
         return True
@@ -212,7 +212,7 @@ class HorovodStrategy:
         return True
 
     def _variables(self, config: RunConfig) -> dict[str, str]:
-        """Return Horovod's settings. A collective that a rank does not join ends the run after ``config.timeout`` s."""
+        """Return Horovod's variables. A collective that a rank does not join ends the run after ``timeout`` seconds."""
         warn = max(1, min(60, config.timeout // 2))
         variables = {
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),

@@ -51,7 +51,7 @@ def test_a_machine_without_cmake_and_network_is_told_so(monkeypatch: pytest.Monk
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.delenv("HOROVOD_CMAKE", raising=False)
     with pytest.raises(StrategyError, match=r"no cmake of version 3\.19 or later here, and pip could not install"):
-        build.cmake(tmp_path)
+        build.provide_cmake(tmp_path)
 
 
 def test_an_old_cmake_is_not_taken(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_mpi_is_built_in_only_where_its_headers_are(
     compiler.write_text(f"#!/bin/sh\n{preprocessor}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert recipe.features().mpi is mpi
+    assert recipe.find_features().mpi is mpi
     assert ("HOROVOD_WITH_MPI" in recipe.environment(tmp_path)) is mpi
 
 
 def test_a_build_that_works_stays_when_the_machine_gets_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
-    monkeypatch.setattr(recipe, "features", lambda: recipe.Features(mpi=True, nccl=False))
+    monkeypatch.setattr(recipe, "find_features", lambda: recipe.Features(mpi=True, nccl=False))
     assert build.is_installed()

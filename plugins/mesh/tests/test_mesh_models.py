@@ -74,7 +74,7 @@ MODELS: dict[str, Any] = {
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**LLAMA)),
 }
 WHOLE = {"llama, odd vocabulary": {"model.embed_tokens.weight", "lm_head.weight"}}
-"""What is left whole on every rank, though the plan names it."""
+"""Modules of a plan that stay whole on every rank."""
 
 
 def inputs(name):

@@ -1,4 +1,4 @@
-"""What precision and recomputation change in a step: the dtypes that ranks exchange, and how often a layer runs."""
+"""Precision sets the dtypes that ranks exchange, and recomputation runs each layer twice."""
 
 from collections import defaultdict
 

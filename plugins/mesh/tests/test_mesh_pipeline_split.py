@@ -1,4 +1,4 @@
-"""What cannot be cut into the stages of a pipeline is refused in one line, before a rank starts."""
+"""A model without a valid split into pipeline stages is refused in one line, before a rank starts."""
 
 from functools import partial
 

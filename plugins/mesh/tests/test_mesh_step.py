@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group do in a step: draw one dropout, exchange what they must, hold a part."""
+"""In a step the ranks of a tensor-parallel group share dropout masks, communicate little, and hold parts of weights."""
 
 from collections import Counter
 

@@ -1,3 +1,3 @@
-"""Ranks of distcore on the machines of a Ray cluster: ``distcore train --launcher ray[:HOST:PORT]``."""
+"""Launch ranks of distcore on a Ray cluster: ``distcore train --launcher ray[:HOST:PORT]``."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The actor of a rank on a Ray node: it starts the rank's process, reads its output and ends it."""
+"""The Ray actor of a rank, which starts the rank's process, reads its output and ends it."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from dataclasses import dataclass
 from typing import IO
 
 TICK = 0.1
-"""Seconds between two looks at the process."""
+"""Seconds between two checks of the process."""
 LAST_WORDS = 10
-"""Seconds that what a rank has printed may take to arrive after its end; a child of its own may hold the pipe."""
+"""Seconds to wait for the last output of a rank after its end: a child of the rank may hold the pipe open."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank is."""
+class RankAddress:
+    """The address of a rank."""
 
     host: str
     """Name of the machine, for messages."""
     address: str
-    """By which the other nodes reach it."""
+    """IP address for the other nodes."""
     port: int
-    """A TCP port that was free."""
+    """A free TCP port."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a rank has done since it was asked last."""
+class RankOutput:
+    """The output of a rank since the last call."""
 
     lines: tuple[tuple[str, str], ...]
-    """``stdout`` or ``stderr``, and a line with its end."""
+    """Lines with their ends, each with ``stdout`` or ``stderr``."""
     status: int | None
-    """Exit status, negative for a signal; ``None``: it runs."""
+    """Exit status, negative for a signal; ``None`` while the rank runs."""
 
 
 class Rank:
-    """One rank. All methods run in the main thread of Ray's worker, whose end is that of the process."""
+    """One rank. All methods run in the main thread of Ray's worker. The rank's process dies with the worker."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Prepare the actor; ``start`` starts the process."""
         self._lines: list[tuple[str, str]] = []
         self._news = threading.Condition()
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[str] | None = None
 
-    def place(self) -> Place:
-        """Return where this is."""
+    def find_address(self) -> RankAddress:
+        """Return the address of this actor."""
         import ray
 
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return Place(socket.gethostname(), ray.util.get_node_ip_address(), int(probe.getsockname()[1]))
+            return RankAddress(socket.gethostname(), ray.util.get_node_ip_address(), int(probe.getsockname()[1]))
 
     def start(self, words: Sequence[str], folder: str, variables: Mapping[str, str]) -> str | None:
-        """Start the rank by ``python WORDS`` in ``folder``; return one line about why that cannot be, or ``None``."""
+        """Start the rank by ``python WORDS`` in ``folder``. Return a one-line error, or ``None``."""
         command = [sys.executable, "-m", "distcore_ray.child", str(os.getpid()), sys.executable, *words]
         share = max(1, len(os.sched_getaffinity(0)) // int(variables["LOCAL_WORLD_SIZE"]))
         environment = {**rank_environment(os.environ), "OMP_NUM_THREADS": str(share), **variables}
@@ -71,14 +71,14 @@ class Rank:
             )
         except OSError as error:
             return f"{socket.gethostname()}: {folder}: {error.strerror}"
-        assert self._process is not None  # pipes hide its type
+        assert self._process is not None  # mypy cannot infer the type, because of **pipes
         for name, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
             self._readers.append(threading.Thread(target=self._read, args=(name, pipe), daemon=True))
             self._readers[-1].start()
         return None
 
-    def listen(self, seconds: float) -> Said:
-        """Return what is new, after ``seconds`` at the latest."""
+    def listen(self, seconds: float) -> RankOutput:
+        """Return new output, after ``seconds`` at the latest."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
         while (status := self._process.poll()) is None and time.monotonic() < deadline:
@@ -91,10 +91,10 @@ class Rank:
                 reader.join(max(0, last - time.monotonic()))
         with self._news:
             lines, self._lines = tuple(self._lines), []
-        return Said(lines, status)
+        return RankOutput(lines, status)
 
     def terminate(self) -> None:
-        """Ask the rank to save a checkpoint and end."""
+        """Ask the rank to save a checkpoint, and to end."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
@@ -106,15 +106,15 @@ class Rank:
 
 
 def rank_environment(worker: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rank gets of those of Ray's ``worker``: what is meant for Ray alone stays behind.
+    """Return the environment of a rank: that of Ray's ``worker`` without Ray's own variables.
 
-    Ray sets OMP_NUM_THREADS to the CPUs that an actor asked for, which here is always one.
+    Drops OMP_NUM_THREADS, too, which Ray sets to the number of CPUs of the actor, here always 1.
     """
     return {name: value for name, value in worker.items() if not name.startswith("RAY_") and name != "OMP_NUM_THREADS"}
 
 
-def variables_of(rank: int, nodes: int, nproc: int, first: Place) -> dict[str, str]:
-    """Return the variables by which ``rank`` joins the others, under torchrun's names; ``first`` is rank 0's place."""
+def variables_of(rank: int, nodes: int, nproc: int, first: RankAddress) -> dict[str, str]:
+    """Return the variables of ``rank`` under torchrun's names. ``first``: address of rank 0."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(nodes * nproc),

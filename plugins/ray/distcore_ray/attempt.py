@@ -1,4 +1,4 @@
-"""One life of all ranks: started on the nodes that were reserved, heard until the last of them has ended."""
+"""One attempt: start all ranks on reserved nodes, and pass on their output until the last has ended."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from distcore_ray.actor import Place, Rank, Said, variables_of
-from distcore_ray.cluster import Nodes, alive, release
+from distcore_ray.actor import Rank, RankAddress, RankOutput, variables_of
+from distcore_ray.cluster import Nodes, alive_nodes, release
 from distcore_ray.job import Job
 
 START = 120
 """Seconds for Ray to start the actors."""
 LISTEN = 0.5
-"""Seconds that an actor waits for something to say."""
+"""Seconds that an actor waits for new output."""
 GRACE = 15
-"""Seconds for the other ranks to end by themselves after one has failed, and to say why they did."""
+"""Seconds for the other ranks to end by themselves, and to print their errors, after one has failed."""
 LOOK = 2
-"""Seconds between two looks for nodes that have come."""
+"""Seconds between two checks for new nodes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt has ended."""
+    """The end of an attempt."""
 
     kind: str
     """``finished``, ``failed``, ``lost`` (a node or a worker of Ray), ``joined`` (ended for more nodes), ``wrong``."""
     line: str = ""
-    """What is to be said of it."""
+    """Message for the user."""
     status: int = 0
-    """Exit status that tells of it."""
+    """Exit status."""
 
 
 class Attempt:
-    """Ranks that live at the same time."""
+    """All ranks of a run, from their start to their end."""
 
     def __init__(self, job: Job, nodes: Nodes, stopping: Callable[[], bool]) -> None:
-        """Start nothing yet; once ``stopping()`` is true, ranks are asked to end after a checkpoint."""
+        """Prepare an attempt. Once ``stopping()`` is true, ranks are asked to save a checkpoint and end."""
         self._job, self._nodes, self._stopping = job, nodes, stopping
         self._statuses: dict[int, int | None] = {}
-        """By rank that has ended; ``None``: Ray has lost it."""
-        self._first: int | None = None
+        """Exit status of each ended rank; ``None`` for a rank that Ray has lost."""
+        self._first_failed: int | None = None
         """The rank that failed first."""
-        self._told = self._joined = False
+        self._is_ending = self._node_joined = False
 
     def run(self) -> Outcome:
-        """Start the ranks, pass on what they print, and return how they ended; none is left."""
+        """Start the ranks, pass on their output, and return the outcome. No rank is left afterwards."""
         with self._actors() as ranks:
             try:
-                places: list[Place] = ray.get([rank.place.remote() for rank in ranks], timeout=START)
+                addresses: list[RankAddress] = ray.get([rank.find_address.remote() for rank in ranks], timeout=START)
                 given = [
-                    {**self._job.variables, **variables_of(n, self._nodes.count, self._job.nproc, places[0])}
+                    {**self._job.variables, **variables_of(n, self._nodes.count, self._job.nproc, addresses[0])}
                     for n in range(len(ranks))
                 ]
                 words, folder = self._job.words, self._job.folder
@@ -69,7 +69,7 @@ class Attempt:
                 self._listen(ranks)
             except (RayError, GetTimeoutError) as error:
                 return Outcome("lost", f"Ray cannot start the ranks: {' '.join(str(error).split())[:200]}", 3)
-            return self._outcome([place.host for place in places])
+            return self._outcome([place.host for place in addresses])
 
     @contextmanager
     def _actors(self) -> Iterator[list[Any]]:
@@ -86,7 +86,7 @@ class Attempt:
             release(self._nodes)
 
     def _listen(self, ranks: list[Any]) -> None:
-        """Hear all ranks until the last one has ended, or for as long as those that hang are waited for."""
+        """Pass on output until the last rank has ended, or the deadline for hanging ranks is over."""
         asked = {rank.listen.remote(LISTEN): number for number, rank in enumerate(ranks)}
         deadline, look = float("inf"), time.monotonic() + LOOK
         while asked and time.monotonic() < deadline:
@@ -94,47 +94,47 @@ class Attempt:
                 number = asked.pop(answer)
                 if self._hear(number, answer):
                     asked[ranks[number].listen.remote(LISTEN)] = number
-            if self._job.is_elastic and not self._told and time.monotonic() > look:
+            if self._job.is_elastic and not self._is_ending and time.monotonic() > look:
                 look = time.monotonic() + LOOK
-                self._joined = self._nodes.count < self._job.most and bool(alive() - self._nodes.known)
-            if self._told or not (self._joined or self._stopping() or self._first is not None):
+                self._node_joined = self._nodes.count < self._job.most and bool(alive_nodes() - self._nodes.known)
+            if self._is_ending or not (self._node_joined or self._stopping() or self._first_failed is not None):
                 continue
-            self._told = True
-            deadline = time.monotonic() + (GRACE if self._first is not None else self._job.patience)
+            self._is_ending = True
+            deadline = time.monotonic() + (GRACE if self._first_failed is not None else self._job.patience)
             for rank in ranks:
                 rank.terminate.remote()
-        for number in asked.values():  # not heard since: it hangs, or its node is gone and Ray does not know yet
+        for number in asked.values():  # no answer: the rank hangs, or its node is gone and Ray does not know yet
             self._note(number, None)
 
     def _hear(self, number: int, answer: Any) -> bool:
-        """Print what a rank has said; return True if it lives on."""
+        """Print the output of a rank. Return True if the rank still runs."""
         try:
-            said: Said = ray.get(answer)
+            output: RankOutput = ray.get(answer)
         except RayError:
             self._note(number, None)
             return False
-        for name, line in said.lines:
+        for name, line in output.lines:
             print(line, end="", file=getattr(sys, name), flush=True)
-        if said.status is not None:
-            self._note(number, said.status)
-        return said.status is None
+        if output.status is not None:
+            self._note(number, output.status)
+        return output.status is None
 
     def _note(self, number: int, status: int | None) -> None:
         self._statuses[number] = status
-        if status != 0 and self._first is None:
-            self._first = number
+        if status != 0 and self._first_failed is None:
+            self._first_failed = number
 
     def _outcome(self, hosts: list[str]) -> Outcome:
-        if self._first is None:
+        if self._first_failed is None:
             return Outcome("finished")
-        if self._joined:
+        if self._node_joined:
             return Outcome("joined", "another node has come", 143)
         lost = [number for number, status in self._statuses.items() if status is None]
         if lost and not self._stopping():
             names = ", ".join(sorted({hosts[number] for number in lost}))
             return Outcome("lost", f"Ray has lost {_ranks(lost)} on {names}", 3)
-        status = self._statuses[self._first] or 0
-        where = f"rank {self._first} on {hosts[self._first]}"
+        status = self._statuses[self._first_failed] or 0
+        where = f"rank {self._first_failed} on {hosts[self._first_failed]}"
         if status < 0:
             return Outcome("failed", f"{where} was killed by {signal.Signals(-status).name}", 3)
         return Outcome("failed", f"{where} ended with exit code {status}", status or 3)

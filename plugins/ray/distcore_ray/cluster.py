@@ -1,4 +1,4 @@
-"""Ray's side of the driver: the connection, the nodes that are there, and a placement group on some of them."""
+"""The driver's interface to Ray: the connection, the alive nodes, and placement groups."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from distcore import ConfigError
 from distcore_ray.job import Job
 
 PATIENCE = 10
-"""Seconds that a placement group gets: for up to a minute a node that was lost still counts as there."""
+"""Seconds to wait for a placement group. Ray counts a lost node as alive for up to a minute."""
 LEAST = 120
-"""Seconds, at the least, for nodes to come: longer than Ray takes to notice that one was lost."""
+"""Minimum number of seconds to wait for nodes: longer than Ray takes to notice a lost one."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes on which ranks may be placed."""
+    """Nodes reserved for ranks."""
 
     group: Any
-    """Ray's placement group, a bundle for each node."""
+    """Ray's placement group, with a bundle for each node."""
     ids: frozenset[str]
-    """Of the nodes."""
+    """Ids of the nodes."""
     known: frozenset[str]
-    """Ids of all nodes that were there then, these or not."""
+    """Ids of all nodes alive at the time of the reservation."""
 
     @property
     def count(self) -> int:
@@ -39,12 +39,12 @@ class Nodes:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Be a driver of the cluster at ``address``; raises ConfigError, one line, if there is none."""
+def connect(address: str) -> Iterator[None]:
+    """Connect to the cluster at ``address``, and disconnect at the end. Raises ConfigError, one line, without one."""
     try:
-        # Ray's own screen output drops lines that look alike, as those of steps do.
+        # Ray's own output drops similar lines, such as those of steps.
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray says it by many kinds of errors
+    except Exception as error:  # Ray raises many kinds of errors
         cause = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"--launcher ray: no Ray cluster to be reached at {address}: {cause}; start this on one of its nodes, or "
@@ -56,20 +56,20 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def alive() -> frozenset[str]:
-    """Return the ids of the nodes that are there, as far as Ray knows."""
+def alive_nodes() -> frozenset[str]:
+    """Return the ids of the nodes that Ray takes for alive."""
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def reserve(job: Job, stopping: Callable[[], bool]) -> Nodes | None:
-    """Return as many nodes as are free, ``job.most`` at the most; ``None`` if ``job.least`` do not come in time.
+    """Reserve as many free nodes as possible, up to ``job.most``; return ``None`` with fewer than ``job.least``.
 
-    Waits for ``patience(job)`` seconds, and ends early once ``stopping()`` is true.
+    Waits for ``nodes_timeout(job)`` seconds, and ends early once ``stopping()`` is true.
     """
     bundle = {"CPU": job.nproc, **({"GPU": job.nproc} if job.gpus else {})}
-    deadline = time.monotonic() + patience(job)
+    deadline = time.monotonic() + nodes_timeout(job)
     while time.monotonic() < deadline and not stopping():
-        known = alive()
+        known = alive_nodes()
         for count in range(max(job.least, min(len(known), job.most)), job.least - 1, -1):
             group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
             if not stopping() and group.wait(PATIENCE):
@@ -78,11 +78,11 @@ def reserve(job: Job, stopping: Callable[[], bool]) -> Nodes | None:
     return None
 
 
-def patience(job: Job) -> float:
-    """Return the seconds for which nodes are waited for."""
+def nodes_timeout(job: Job) -> float:
+    """Return the number of seconds to wait for nodes."""
     return max(job.patience, LEAST)
 
 
 def release(nodes: Nodes) -> None:
-    """Give the nodes back."""
+    """Release the reserved nodes."""
     remove_placement_group(nodes.group)

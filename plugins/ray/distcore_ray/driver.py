@@ -1,4 +1,7 @@
-"""Starts ranks on a Ray cluster, and again when a node is lost: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
+"""Run ranks on a Ray cluster, and restart them after the loss of a node.
+
+Usage: ``python -m distcore_ray.driver FLAGS -- WORDS``.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ from collections.abc import Sequence
 
 from distcore import ConfigError
 from distcore_ray.attempt import Attempt, Outcome
-from distcore_ray.cluster import connected, patience, reserve
-from distcore_ray.job import Job, read
+from distcore_ray.cluster import connect, nodes_timeout, reserve
+from distcore_ray.job import Job, read_job
 
 STOPPED = 143
-"""Exit status after SIGTERM or Ctrl-C: ranks have saved a checkpoint."""
+"""Exit status after SIGTERM or Ctrl-C, when ranks have saved a checkpoint."""
 FAILED = 3
-"""Exit status where no rank has one."""
+"""Exit status if no rank has one."""
 WRONG = 2
-"""Exit status of ranks that were told something wrong: another attempt would end like it."""
+"""Exit status of ranks with a wrong config, which another attempt cannot mend."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the job to its end; return the exit status."""
-    job, stop = read(argv), threading.Event()
+    job, stop = read_job(argv), threading.Event()
     try:
-        with connected(job.address):
-            _stop_by_signals(stop)  # after Ray has set handlers of its own
+        with connect(job.address):
+            _install_signal_handlers(stop)  # after Ray has installed its own handlers
             return run(job, stop)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -33,13 +36,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(job: Job, stop: threading.Event) -> int:
-    """Start all ranks, again where that is allowed; return the exit status."""
+    """Start all ranks, and restart them if allowed; return the exit status."""
     restarts, before, outcome = 0, frozenset[str](), Outcome("failed")
     while not stop.is_set():
         nodes = reserve(job, stop.is_set)
         if nodes is None:
             break
-        if outcome.kind == "lost" and job.is_elastic and nodes.ids == before:  # a worker was killed, its node is there
+        if outcome.kind == "lost" and job.is_elastic and nodes.ids == before:  # a worker died, but its node is alive
             restarts += 1
         if restarts > job.max_restarts:
             return _end(outcome)
@@ -59,12 +62,12 @@ def run(job: Job, stop: threading.Event) -> int:
     if stop.is_set():
         return STOPPED
     _say(f"error: Ray has no {job.least} node(s) with {job.nproc} free CPU(s){' and GPU(s)' * job.gpus} each, "
-         f"within {patience(job):g} seconds")  # fmt: skip
+         f"within {nodes_timeout(job):g} seconds")  # fmt: skip
     return FAILED
 
 
 def _end(outcome: Outcome) -> int:
-    if outcome.status != WRONG or outcome.kind == "wrong":  # else the rank has said it
+    if outcome.status != WRONG or outcome.kind == "wrong":  # else the rank has printed the error
         _say(f"error: {outcome.line}")
     return outcome.status
 
@@ -73,8 +76,8 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _stop_by_signals(stop: threading.Event) -> None:
-    """Have SIGTERM and the first Ctrl-C set ``stop``; a second Ctrl-C ends the driver, and so all ranks."""
+def _install_signal_handlers(stop: threading.Event) -> None:
+    """Make SIGTERM and the first Ctrl-C set ``stop``. A second Ctrl-C ends the driver, and so all ranks."""
 
     def ask(number: int, frame: object) -> None:
         stop.set()

@@ -1,4 +1,4 @@
-"""The job of a driver, as read from its command line: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
+"""The job of a driver, read from its command line: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ class Job:
     """A run on a Ray cluster."""
 
     address: str
-    """Of the head node, or ``auto``: the cluster that this machine belongs to."""
+    """Address of the head node; ``auto``: this machine's cluster."""
     least: int
-    """Nodes without which nothing starts."""
+    """Minimum number of nodes."""
     most: int
-    """Nodes at the most."""
+    """Maximum number of nodes."""
     nproc: int
-    """Ranks of each node."""
+    """Ranks on each node."""
     gpus: bool
-    """Whether each rank needs a GPU."""
+    """True if each rank needs a GPU."""
     max_restarts: int
-    """How often all ranks are started again after one of them has failed."""
+    """Maximum number of restarts of all ranks after the failure of one."""
     patience: float
-    """Seconds: for ranks to end after they were asked to, and for nodes to come."""
+    """Seconds to wait for ranks to end after a request, and for nodes."""
     variables: Mapping[str, str]
-    """For every rank."""
+    """Environment variables of every rank."""
     words: tuple[str, ...]
-    """Arguments of Python: the command of a rank."""
+    """Command of a rank: arguments of Python."""
     folder: str
-    """In which ranks start."""
+    """Working directory of the ranks."""
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of nodes may change."""
+        """True if the number of nodes may change."""
         return self.least < self.most
 
 
-def read(argv: Sequence[str]) -> Job:
-    """Return the job of a command line, which ``RayLauncher.plan`` wrote."""
+def read_job(argv: Sequence[str]) -> Job:
+    """Parse a command line of ``RayLauncher.plan`` into a job."""
     parser = argparse.ArgumentParser(prog="python -m distcore_ray.driver", allow_abbrev=False)
     parser.add_argument("--address", default="auto")
     parser.add_argument("--nodes", default="1:1")

@@ -1,4 +1,4 @@
-"""``--launcher ray[:HOST:PORT]``: ranks on a Ray cluster that runs already. Nothing here imports Ray."""
+"""``--launcher ray[:HOST:PORT]``: ranks on a running Ray cluster. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from distcore.launchers import (
 )
 
 DRIVER = "distcore_ray.driver"
-"""The module that asks Ray for machines, and starts ranks on them."""
+"""Module that reserves nodes from Ray, and starts ranks on them."""
 
 
 class RayLauncher:
-    """Starts ranks as children of Ray's actors; with ``--nodes MIN:MAX`` the run goes on with the nodes that are there.
+    """Start ranks as children of Ray actors. With ``--nodes MIN:MAX`` the run adapts to the number of alive nodes.
 
-    ``distcore_ray.driver`` does it, the one command of the plan.
+    The only command of the plan is ``distcore_ray.driver``.
     """
 
     def plan(self, spec: Spec) -> Plan:
-        """Return the driver's command; raises ConfigError for what Ray decides by itself and what cannot restart."""
+        """Return the driver's command. Raises ConfigError for settings that are Ray's own, and for invalid restarts."""
         chosen = {"--hostfile": spec.hosts, "--include": spec.include, "--exclude": spec.exclude}
         refuse("ray", chosen, "Ray has its own nodes, and places ranks by the CPUs and GPUs that are free")
         if spec.value and not re.fullmatch(r"[^:]+:[1-9]\d{0,4}", spec.value):
@@ -49,7 +49,7 @@ class RayLauncher:
         return Plan(commands=(Command(words=driver),), patience=spec.timeout)
 
     def run(self, plan: Plan) -> int:
-        """Become the driver; raises ConfigError where Ray is not installed."""
+        """Run the driver. Raises ConfigError if Ray is not installed."""
         if find_spec("ray") is None:
             raise ConfigError("--launcher ray: Ray is not installed: pip install ray, on all its nodes")
         return run_command(plan)

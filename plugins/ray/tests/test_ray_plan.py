@@ -1,4 +1,4 @@
-"""What ``--launcher ray`` would start, word for word, and what it refuses; none of it needs Ray."""
+"""The command that ``--launcher ray`` would start, word for word, and its refusals. No test needs Ray."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from distcore import ConfigError
 from distcore.launchers import Here, Host, Spec
-from distcore_ray.actor import Place, Rank, rank_environment, variables_of
-from distcore_ray.job import Job, read
+from distcore_ray.actor import Rank, RankAddress, rank_environment, variables_of
+from distcore_ray.job import Job, read_job
 from distcore_ray.launcher import RayLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
@@ -45,7 +45,7 @@ def test_the_plan_is_the_command_of_the_driver() -> None:
 
 def test_the_driver_reads_what_the_plan_says() -> None:
     (command,) = RayLauncher().plan(replace(SPEC, **ELASTIC)).commands
-    assert read(command.words[3:]) == Job(
+    assert read_job(command.words[3:]) == Job(
         address="host0:6379", least=1, most=2, nproc=2, gpus=True, max_restarts=3, patience=20,
         variables={"NCCL_DEBUG": "INFO", "A": "b c", "DISTCORE_LOG_DIR": "/logs"}, folder=os.getcwd(),
         words=("-m", "distcore", "train", "c.yaml", "--lr", "0.1", "--set", "nproc=auto", "--set", "max_restarts=0"),
@@ -77,7 +77,7 @@ def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_rank_joins_by_the_variables_of_torchrun_and_has_none_of_ray() -> None:
     assert rank_environment({"PATH": "/bin", "RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1"}) == {"PATH": "/bin"}
-    assert variables_of(3, 2, 2, Place("host0", "10.0.0.1", 4242)) == {
+    assert variables_of(3, 2, 2, RankAddress("host0", "10.0.0.1", 4242)) == {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "4242", "DISTCORE_LAUNCHER": "ray",
     }  # fmt: skip
@@ -94,8 +94,8 @@ def test_lines_and_exit_status_of_a_rank_come_home(tmp_path: Path) -> None:
     lines: list[tuple[str, str]] = []
     status = None
     while status is None:
-        said = rank.listen(5)
-        lines, status = [*lines, *said.lines], said.status
+        output = rank.listen(5)
+        lines, status = [*lines, *output.lines], output.status
     assert (sorted(lines), status) == ([("stderr", "no\n"), ("stdout", "me\n")], 7)
 
 

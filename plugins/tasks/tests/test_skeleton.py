@@ -1,4 +1,4 @@
-"""Every task has the files of one skeleton, and beside them its own: who knows one task finds the way in all."""
+"""All tasks share the names of their main files, so a reader of one task finds the way in all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OWN = {
     "text_classification": {"problems"},
     "token_classification": {"metrics"},
 }
-"""What a task has beside the skeleton."""
+"""Additional files of each task."""
 LACKS = {
     "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
 }
-"""What of the skeleton a task has no use for."""
+"""Files of the skeleton that a task does not need."""
 
 
 def names(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""How well words are tagged: entities as conlleval counts them where tags are IOB, tags themselves elsewhere."""
+"""Metrics of tagging: those of entities, as in conlleval, for IOB tags, else those of single tags."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Sentences = Sequence[Sequence[str]]
 Rows = Iterable[tuple[Sequence[str], Sequence[object]]]
 """Words of each row, and their tags."""
 NAMES = ("accuracy", "precision", "recall", "f1", "classification_report")
-"""What ``tag_metrics`` returns."""
+"""Keys of ``tag_metrics``."""
 
 
 def is_iob(classes: Sequence[str]) -> bool:
-    """Whether tags name entities: ``B-…`` and ``I-…`` (also ``E-…``, ``S-…``) for their words, ``O`` for all others."""
+    """Return True for tags of entities: ``B-…`` and ``I-…`` (also ``E-…``, ``S-…``), and ``O`` for other words."""
     return any(name != "O" for name in classes) and all(re.fullmatch(r"O|[BIES]-.+", name) for name in classes)
 
 
 def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -> dict[str, object]:
     """Return ``accuracy`` over words, ``precision``, ``recall``, ``f1`` and ``classification_report``.
 
-    Of IOB tags the three are those of entities: one is right if its words and its kind are. Of others they are the
-    means over the tags that occur. All are ``None`` without a word.
+    For IOB tags, precision, recall and F1 are those of entities; an entity is correct if its words and its kind are.
+    For other tags they are means over the tags that occur. All values are ``None`` without a word.
     """
     flat, flat_predicted = ([tag for row in rows for tag in row] for rows in (tags, predicted))
     if not flat:
@@ -81,10 +81,10 @@ def entities(rows: Sentences) -> set[Entity]:
 
 
 class Lookup:
-    """The baseline: each word gets the tag that it has most often in training, others the commonest tag of all."""
+    """The baseline that gives each word its most frequent tag in training, and unknown words the most frequent tag."""
 
     def __init__(self, rows: Rows) -> None:
-        """``rows`` are those of training."""
+        """Count the tags of words in ``rows``, the training rows."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for words, tags in rows:
             for word, tag in zip(words, tags, strict=True):
@@ -93,7 +93,7 @@ class Lookup:
         self._of_word = {word: tag_counts.most_common(1)[0][0] for word, tag_counts in counts.items()}
 
     def facts(self, rows: Rows, classes: Sequence[str]) -> dict[str, object]:
-        """Return what the report says of rows: the share of the commonest tag, and how well this does."""
+        """Return the baseline's facts for the report: the share of the most frequent tag, accuracy and F1."""
         names = {name: name for name in classes}  # one string per class: tags of all rows are in memory, but not words
         tags, predicted = [], []
         for words, tagged in rows:

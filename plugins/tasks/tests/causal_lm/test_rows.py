@@ -1,4 +1,4 @@
-"""What a row may be: documents, prompts with completions, conversations; and the line that a bad one gets."""
+"""Valid rows are documents, prompts with completions, or conversations; an invalid row gets one line."""
 
 from __future__ import annotations
 

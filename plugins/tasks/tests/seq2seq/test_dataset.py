@@ -1,4 +1,4 @@
-"""What a pair may be, what the model gets of it, and the line that a bad one gets."""
+"""The forms of valid pairs, their model inputs, and the error line of an invalid one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OLD: dict[str, Any] = {
     "eval_fraction": 0.2, "columns": {"text": "body", "label": "topic"}, "tokenizer": {"vocab_size": 500},
     "max_seq_len": 32, "dropout": None, "epochs": 3, "checkpoints": {"best": "accuracy"},
 }  # fmt: skip
-"""What a run recorded before its task had options."""
+"""A recorded config from before tasks had options."""
 TASK = TextClassification(
     model="bert-tiny", data="rows.json", eval_fraction=0.2, columns=Columns("body", "topic"), max_seq_len=32
 )

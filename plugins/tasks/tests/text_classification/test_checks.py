@@ -1,4 +1,4 @@
-"""What is said of rows before training: what is odd, in which row, and what to do."""
+"""Warnings before training name the problem, its row and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of words and tags may be, which tokens stand for them, and the line that a bad row gets."""
+"""The forms of valid rows of words and tags, their tokens, and the error line of an invalid row."""
 
 from __future__ import annotations
 
