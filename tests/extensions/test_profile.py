@@ -13,7 +13,7 @@ from distcore.config import dump_config
 from distcore.distributed.devices import has_fast_bf16
 from distcore.errors import ConfigError
 from distcore.extensions.phases import PHASES, overlap, union
-from distcore.extensions.profile import Plan
+from distcore.extensions.profile import StepWindows
 from distcore.launchers import launch
 from distcore.resolve.resolve import resolve
 
@@ -84,7 +84,7 @@ def test_one_step_cannot_be_timed_and_traced(
 
 @pytest.mark.parametrize("left", range(2, 20))
 def test_a_plan_uses_the_steps_that_are_left(left: int) -> None:
-    plan = Plan(5, 10, 3).within(left)
+    plan = StepWindows(5, 10, 3).within(left)
     assert plan.end == min(left, 18)
     assert plan.steps >= plan.traced >= 1
 

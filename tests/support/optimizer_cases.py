@@ -38,13 +38,13 @@ def errors_of(strategy: str, options: dict[str, Any], names: list[str], folder: 
 
 
 def _errors(lab: Lab, changes: dict[str, Any]) -> dict[str, float]:
-    alone = lab.alone(PROBLEM, **changes)
+    alone = lab.build_alone(PROBLEM, **changes)
     half = alone.save(_done(alone, HALF))
-    whole = lab.alone(PROBLEM, **changes).train(STEPS)
+    whole = lab.build_alone(PROBLEM, **changes).train(STEPS)
     mine = lab.job(PROBLEM, **changes)
     first = mine.train(HALF)
     rest = mine.train(STEPS - HALF, first.progress)
-    there, back = lab.job(PROBLEM, **changes), lab.alone(PROBLEM, **changes)
+    there, back = lab.job(PROBLEM, **changes), lab.build_alone(PROBLEM, **changes)
     return {
         "losses": _worst(first.losses + rest.losses, whole.losses),
         "norms": _worst(first.norms + rest.norms, whole.norms),

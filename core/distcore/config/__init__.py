@@ -12,7 +12,7 @@ from distcore.config.loading import canonical as canonical
 from distcore.config.loading import dump_config as dump_config
 from distcore.config.loading import load_config as load_config
 from distcore.config.schema import Clip as Clip
-from distcore.config.schema import Group as Group
+from distcore.config.schema import GroupRule as GroupRule
 from distcore.config.schema import LoRA as LoRA
 from distcore.config.schema import RunConfig as RunConfig
 from distcore.config.short_keys import GIVEN as GIVEN

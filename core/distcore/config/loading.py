@@ -42,7 +42,7 @@ class JobRequest:
     changes: Mapping[str, Any]
     """Values by dotted key that override the file."""
 
-    def loaded(self) -> RunConfig:
+    def load(self) -> RunConfig:
         """Return the config; raises ConfigError, as ``load_config``."""
         return load_config(self.config, dict(self.changes))
 

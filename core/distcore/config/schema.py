@@ -50,7 +50,7 @@ class _Tree(BaseModel):
             _OUTERMOST.reset(token)
 
 
-class Group(_Tree):
+class GroupRule(_Tree):
     """Parameters that the optimizer steps with settings of their own."""
 
     match: str = Field(description="regular expression: found in a parameter's name; the first group that fits counts")
@@ -87,7 +87,7 @@ class Optimizer(_Tree):
     weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
         "auto", description="what each step takes away of the weights; auto: the optimizer's own default"
     )
-    groups: list[Group] = Field(
+    groups: list[GroupRule] = Field(
         default_factory=list,
         description="parameters with rates of their own: `match`, a regular expression, with `lr` or `lr_scale`, "
         "`weight_decay`",

@@ -51,7 +51,7 @@ class Profile:
         self._tracer: profile | None = None
         self._range: record_function | None = None
         self._device = torch.device("cpu")
-        self._plan = Plan(self.wait, self.steps, self.traced)
+        self._plan = StepWindows(self.wait, self.steps, self.traced)
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
@@ -184,29 +184,29 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Which steps of this process are measured, and how."""
+class StepWindows:
+    """The steps of a process to skip, to time and to trace, in this order."""
 
     wait: int
-    """First steps, not measured."""
+    """First steps, which are not measured."""
     steps: int
-    """Steps after them that are timed."""
+    """Steps after ``wait`` to time."""
     traced: int
-    """Steps after these that are traced; 0: there is no profile."""
+    """Steps after those to trace; 0: no profile is written."""
 
     @property
     def end(self) -> int:
         """Steps until the profile is written."""
         return self.wait + self.steps + self.traced
 
-    def within(self, left: int) -> Plan:
-        """Return the plan for ``left`` steps: this one if they suffice, else a smaller one."""
+    def within(self, left: int) -> StepWindows:
+        """Return the windows for ``left`` steps: these if they fit, else smaller ones."""
         if self.end <= left:
             return self
         if left < 2:
-            return Plan(0, 0, 0)
+            return StepWindows(0, 0, 0)
         wait, traced = min(self.wait, left // 4), min(self.traced, max(1, left // 4))
-        return Plan(wait, min(self.steps, left - wait - traced), traced)
+        return StepWindows(wait, min(self.steps, left - wait - traced), traced)
 
     def __str__(self) -> str:
         if not self.traced:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from distcore.config import Group, RunConfig
+from distcore.config import GroupRule, RunConfig
 from distcore.errors import ConfigError
 from distcore.model.blocks import depths_from_top
 from distcore.plugin.optimizer import ParameterGroup
@@ -40,9 +40,9 @@ def parameter_groups(config: RunConfig, module: nn.Module, weight_decay: float |
     return [group for _, group in sorted(alike.items(), key=lambda item: item[0][:2])]
 
 
-def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> dict[str, Group]:
+def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> dict[str, GroupRule]:
     """The first of ``optimizer.groups`` whose pattern is found, by parameter name."""
-    rules: dict[str, Group] = {}
+    rules: dict[str, GroupRule] = {}
     for index, group in enumerate(config.optimizer.groups):
         where = f"optimizer.groups.{index}"
         if group.weight_decay is not None and weight_decay is None:

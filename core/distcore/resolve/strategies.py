@@ -33,10 +33,10 @@ class Strategy:
 def of(config: RunConfig) -> Strategy:
     """Import the strategy that a config names, and build it from its options; raises DistcoreError, one line."""
     name, options = options_in_argument(config)
-    return named(name, options)
+    return load(name, options)
 
 
-def named(name: str, options: Mapping[str, Any]) -> Strategy:
+def load(name: str, options: Mapping[str, Any]) -> Strategy:
     """Import the strategy ``name``, and build it from ``options``; raises StrategyError, one line."""
     return bind(name, build("strategy", name, registry.load("strategies", name), options), options)
 
@@ -57,19 +57,19 @@ def expanded(config: RunConfig) -> RunConfig:
     return with_changes(config, {"strategy": name, "strategy_options": options})
 
 
-def installed() -> Iterator[Strategy]:
+def load_installed() -> Iterator[Strategy]:
     """Yield every installed strategy that can be built, with its default options.
 
     Imports all strategies, which is too slow for anything but error messages and tables.
     """
     for name in registry.offers("strategies"):
         try:
-            yield named(name, {})
+            yield load(name, {})
         except DistcoreError:
             continue
 
 
 def names_that(can: Callable[[Capabilities], bool]) -> str:
     """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message."""
-    names = [strategy.name for strategy in installed() if can(strategy.capabilities)]
+    names = [strategy.name for strategy in load_installed() if can(strategy.capabilities)]
     return ", ".join(names) or "no installed strategy"

@@ -197,7 +197,7 @@ class Lab:
         folder = self.folder / (f"job-{next(self._numbers)}" + ("" if world is None else f"-of-{self.world.rank}"))
         return Job(task=problem, data=data, hooks=hooks, run=run, folder=folder)
 
-    def alone(self, problem: Problem, **changes: Any) -> Job:
+    def build_alone(self, problem: Problem, **changes: Any) -> Job:
         """Build the same run for one process: under the strategy ``single``, on the CPU, in this rank alone."""
         from distcore.strategies.single import SingleStrategy
 

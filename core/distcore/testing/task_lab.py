@@ -64,7 +64,7 @@ class TaskLab:
         return replace(self.data, evaluation=first, test=first)
 
     @torch.no_grad()
-    def evaluated(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
+    def evaluate(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
         """Evaluate a batch of ``rows`` rows, in evaluation mode; return the results."""
         model.eval()
         outputs, sums = self.task.evaluation(self._run(model))(self._consult(batch), rows)

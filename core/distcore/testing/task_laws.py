@@ -109,7 +109,7 @@ def loss_counts_items(lab: TaskLab) -> Measured:
         raise Skip("the loss is one over the global batch")
     few = lab.few()
     model = lab.build()
-    collected = lab.evaluated(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
+    collected = lab.evaluate(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
     reported = lab.task.metrics(collected, few.evaluation, few).get("loss")
     if not isinstance(reported, int | float):
         raise Skip("the task reports no loss")
@@ -152,8 +152,8 @@ def through_the_model(lab: TaskLab) -> Measured:
 def rows_alone(lab: TaskLab) -> Measured:
     """A row's outputs do not depend on the rows beside it; sums are sums over rows."""
     model, rows = lab.build(), lab.rows(lab.data.evaluation)
-    together = lab.evaluated(model, lab.data.evaluation.batch(rows), len(rows))
-    alone = [lab.evaluated(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
+    together = lab.evaluate(model, lab.data.evaluation.batch(rows), len(rows))
+    alone = [lab.evaluate(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
     worst, where = 0.0, "no outputs"
     for name, value in together.outputs.items():
         error = max(largest(row_of(value, i), row_of(one.outputs[name], 0)) for i, one in enumerate(alone))
@@ -173,9 +173,9 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     rows = lab.rows(lab.data.evaluation)
     batch = lab.data.evaluation.batch(rows)
     with change_random_state(1):
-        first = lab.evaluated(model, batch, len(rows))
+        first = lab.evaluate(model, batch, len(rows))
     with change_random_state(2):
-        second = lab.evaluated(model, batch, len(rows))
+        second = lab.evaluate(model, batch, len(rows))
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     differing = [name for name in first.outputs if not same(first.outputs[name], second.outputs[name])]
     differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
@@ -188,7 +188,7 @@ def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the same names without rows."""
     few = lab.few()
     rows = np.arange(len(few.evaluation))
-    collected = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
+    collected = lab.evaluate(lab.build(), few.evaluation.batch(rows), len(rows))
     metrics = lab.task.metrics(collected, few.evaluation, few)
     declared = lab.task.declared_metrics
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
@@ -203,7 +203,7 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
         raise Skip("the task has no predictions()")
     few = lab.few()
     rows = np.arange(len(few.evaluation))
-    collected = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
+    collected = lab.evaluate(lab.build(), few.evaluation.batch(rows), len(rows))
     lines = list(lab.task.predictions(collected.outputs, few))
     return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
 

@@ -97,7 +97,7 @@ def fp16_apart(folder):
     """The largest relative differences of losses and of gradient norms to one process in fp16, and both scales."""
     subject = Subject(config=RunConfig(strategy="fsdp", nproc=2, device="cpu"), cases=())
     with lab_of(subject, folder) as lab:
-        mine, alone = lab.job(Problem(), precision="fp16"), lab.alone(Problem(), precision="fp16")
+        mine, alone = lab.job(Problem(), precision="fp16"), lab.build_alone(Problem(), precision="fp16")
         for job in (mine, alone):  # where neither overflows: a rank's share of the loss is scaled by the ranks
             assert job.run.scaler is not None
             job.run.scaler.load_state_dict(job.run.scaler.state_dict() | {"scale": 1024.0})

@@ -158,7 +158,7 @@ def in_a_rank(folder):
     with lab_of(subject, folder) as lab:
         by_case = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
         seeds = lab.share(torch.initial_seed())
-        rates = [rates_of(make(Problem(), optimizer={"layer_decay": 0.5})) for make in (lab.job, lab.alone)]
+        rates = [rates_of(make(Problem(), optimizer={"layer_decay": 0.5})) for make in (lab.job, lab.build_alone)]
         _, run = wrapped(lab, OutOfOrder())
         with pytest.raises(StrategyError) as misplaced:
             run.model(torch.ones(2, 4))

@@ -93,12 +93,12 @@ def into_single(lab: Lab) -> Measured:
     problem = Sentences(tied=True)
     first = lab.job(problem, schedule=SCHEDULE, **PLAIN)
     path = first.save(first.train(HALF).progress)
-    return continued(lab.alone(problem, schedule=SCHEDULE, **PLAIN), path)
+    return continued(lab.build_alone(problem, schedule=SCHEDULE, **PLAIN), path)
 
 
 def from_single(lab: Lab) -> Measured:
     problem = Sentences(tied=True)
-    alone = lab.alone(problem, schedule=SCHEDULE, **PLAIN)
+    alone = lab.build_alone(problem, schedule=SCHEDULE, **PLAIN)
     paths = lab.share(str(alone.save(alone.train(HALF).progress)))
     return continued(lab.job(problem, schedule=SCHEDULE, **PLAIN), Path(paths[0]))
 

@@ -23,7 +23,7 @@ class StrategiesTable(PluginsTable):
         from distcore.plugin.strategy.argument import shorthand_of
         from distcore.resolve import strategies
 
-        declared = asdict(strategies.named(name, {}).capabilities)
+        declared = asdict(strategies.load(name, {}).capabilities)
         as_json = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in declared.items()}
         return {"shorthand": shorthand_of(name, cls), "declares": as_json}
 

@@ -110,7 +110,7 @@ def silence_torchelastic() -> Iterator[None]:
 
 
 @contextmanager
-def environment(defaults: dict[str, str]) -> Iterator[None]:
+def set_missing_variables(defaults: dict[str, str]) -> Iterator[None]:
     """Set the ``defaults`` that are missing in the environment, and remove them afterwards.
 
     Libraries read them on import, so they must be set before a rank starts.

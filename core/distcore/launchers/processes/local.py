@@ -28,11 +28,11 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 
 from distcore.errors import ConfigError, RankError
 from distcore.launchers.processes.contexts import (
-    environment,
     errors_folder,
     handle_stop_signals,
     raise_on_sigterm,
     rank_environment,
+    set_missing_variables,
     shared_environment,
     silence_torchelastic,
 )
@@ -128,7 +128,7 @@ def _supervise(job: _Job) -> list[Any]:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
         stack.enter_context(silence_torchelastic())
-        stack.enter_context(environment(shared_environment(job.nproc)))
+        stack.enter_context(set_missing_variables(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
         stack.callback(ranks.close, signal.SIGTERM, KILL_DELAY)
         # Created after the fork, which would not copy the store's thread; ranks that connect earlier wait in the

@@ -82,7 +82,7 @@ class Simple:
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets:
         """Return datasets without rows: the model is built from the options alone."""
-        none = Rows([], self)
+        none = CollatedRows([], self)
         return Datasets(train=none, evaluation=none, test=none)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
@@ -103,7 +103,7 @@ class Simple:
         return {name: outputs[name].double().mean().item() if name in outputs else None for name in self.metrics}
 
 
-class Rows:
+class CollatedRows:
     """The rows of a torch dataset, collated by a ``Simple`` task; implements ``distcore.Dataset``."""
 
     def __init__(self, rows: Any, task: Simple) -> None:
@@ -132,7 +132,7 @@ class Rows:
         return digest.hexdigest()
 
 
-class VaryingRows(Rows):
+class VaryingRows(CollatedRows):
     """The same for a dataset whose rows differ between epochs."""
 
     def __init__(self, rows: Any, task: Simple) -> None:
@@ -140,12 +140,12 @@ class VaryingRows(Rows):
         super().__init__(rows.at(0), task)
         self._all = rows
 
-    def at(self, epoch: int) -> Rows:
+    def at(self, epoch: int) -> CollatedRows:
         """Return the rows of ``epoch``, counted from 0."""
-        return Rows(self._all.at(epoch), self._task)
+        return CollatedRows(self._all.at(epoch), self._task)
 
 
-def _rows(dataset: Any, task: Simple) -> Rows:
+def _rows(dataset: Any, task: Simple) -> CollatedRows:
     if hasattr(dataset, "at"):
         return VaryingRows(dataset, task)
     if not hasattr(type(dataset), "__len__") or not hasattr(type(dataset), "__getitem__"):
@@ -153,4 +153,4 @@ def _rows(dataset: Any, task: Simple) -> Rows:
             f"task {type(task).__name__}: data() returned a {type(dataset).__name__}, which cannot be indexed: a "
             "resume could not go on inside it (law 7); expected datasets with len() and rows by number"
         )
-    return Rows(dataset, task)
+    return CollatedRows(dataset, task)

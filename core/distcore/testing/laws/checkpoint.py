@@ -58,7 +58,7 @@ def loads_into_every_rank(lab: Lab) -> Measured:
     problem = replace(_problem(lab), evaluation_rows=4 * lab.world.size)
     trained = lab.job(problem).train(3)
     state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
-    fresh, alone = lab.job(problem), lab.alone(problem)
+    fresh, alone = lab.job(problem), lab.build_alone(problem)
     for job in (fresh, alone):
         job.hooks.load_checkpoint(job.run, state, trained.progress)
     error = float((fresh.evaluate().outputs["loss"] - alone.evaluate().outputs["loss"]).abs().max())
@@ -71,14 +71,14 @@ def into_single(lab: Lab) -> Measured:
     problem = _problem(lab)
     first = lab.job(problem, schedule=LINEAR)
     path = first.save(first.train(HALF).progress)
-    return _continue(lab.alone(problem, schedule=LINEAR), path)
+    return _continue(lab.build_alone(problem, schedule=LINEAR), path)
 
 
 @law("checkpoint")
 def from_single(lab: Lab) -> Measured:
     """A run saved in one process and continued under the strategy equals a run in one process."""
     problem = _problem(lab)
-    alone = lab.alone(problem, schedule=LINEAR)
+    alone = lab.build_alone(problem, schedule=LINEAR)
     path = alone.save(alone.train(HALF).progress)
     paths = lab.share(str(path))
     return _continue(lab.job(problem, schedule=LINEAR), Path(paths[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distcore.testing.findings import FP32, Measured, Skip
 from distcore.testing.lab import Lab
-from distcore.testing.laws.gradient import compared
+from distcore.testing.laws.gradient import compare
 from distcore.testing.problem import Problem
 from distcore.testing.reference import solve
 from distcore.testing.register import law
@@ -13,31 +13,31 @@ from distcore.testing.register import law
 @law("clipping")
 def clip_by_norm(lab: Lab) -> Measured:
     """Clip by a norm that every gradient exceeds; the reported norm is that of the whole gradient before clipping."""
-    return compared(lab, Problem(), clip={"norm": 0.05})
+    return compare(lab, Problem(), clip={"norm": 0.05})
 
 
 @law("clipping")
 def clip_by_value(lab: Lab) -> Measured:
     """Clip each element to the range from -1e-3 to 1e-3, after the norm was computed."""
-    return compared(lab, Problem(), clip={"norm": 1e9, "value": 1e-3})
+    return compare(lab, Problem(), clip={"norm": 1e9, "value": 1e-3})
 
 
 @law("clipping")
 def clip_by_both(lab: Lab) -> Measured:
     """Clip by norm first, then by value."""
-    return compared(lab, Problem(), clip={"norm": 0.05, "value": 5e-3})
+    return compare(lab, Problem(), clip={"norm": 0.05, "value": 5e-3})
 
 
 @law("clipping")
 def clip_after_accumulation(lab: Lab) -> Measured:
     """With several micro-batches per step, clip once, after the gradients of all of them were added."""
-    return compared(lab, Problem(rows=4 * lab.global_batch + 1), clip={"norm": 0.05}, micro_batch_size=1)
+    return compare(lab, Problem(rows=4 * lab.global_batch + 1), clip={"norm": 0.05}, micro_batch_size=1)
 
 
 @law("clipping")
 def schedule(lab: Lab) -> Measured:
     """Warm-up and linear decay advance once per optimizer step, not once per rank or micro-batch."""
-    return compared(lab, Problem(), schedule={"name": "linear", "warmup_steps": 3}, micro_batch_size=1)
+    return compare(lab, Problem(), schedule={"name": "linear", "warmup_steps": 3}, micro_batch_size=1)
 
 
 @law("clipping")

@@ -29,8 +29,8 @@ def partitions(lab: Lab) -> Measured:
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     rows = 4 * lab.global_batch + 2
-    measurements = [compared(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
-    measurements.append(compared(lab, Problem(rows=rows), **BY_TOKENS))
+    measurements = [compare(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
+    measurements.append(compare(lab, Problem(rows=rows), **BY_TOKENS))
     worst = max(measurements, key=lambda measured: (measured.error != measured.error, measured.error))
     return Measured(error=worst.error, bound=FP32, note=f"{worst.note}; micro-batches {sizes} and by tokens")
 
@@ -53,19 +53,19 @@ def ranks_hold_one_model(lab: Lab) -> Measured:
 @law("gradient")
 def ragged_tail(lab: Lab) -> Measured:
     """Training equals plain PyTorch when each epoch ends with a batch of one row."""
-    return compared(lab, Problem(rows=lab.global_batch + 1))
+    return compare(lab, Problem(rows=lab.global_batch + 1))
 
 
 @law("gradient")
 def ranks_without_rows(lab: Lab) -> Measured:
     """Training equals plain PyTorch when the dataset has fewer rows than there are ranks."""
-    return compared(lab, Problem(rows=max(1, lab.world.size - 1)))
+    return compare(lab, Problem(rows=max(1, lab.world.size - 1)))
 
 
 @law("gradient")
 def weighted_items(lab: Lab) -> Measured:
     """Training equals plain PyTorch when rows have unequal weights in the mean loss, such as token counts."""
-    return compared(lab, Problem(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
+    return compare(lab, Problem(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
 
 
 @law("gradient")
@@ -81,19 +81,19 @@ def frozen_parameters(lab: Lab) -> Measured:
 @law("gradient")
 def unused_parameters(lab: Lab) -> Measured:
     """Parameters that no forward pass uses stay as they were, and the others are trained."""
-    return compared(lab, Problem(unused=True))
+    return compare(lab, Problem(unused=True))
 
 
 @law("gradient")
 def tied_parameters(lab: Lab) -> Measured:
     """A weight that is used in two places gets the sum of both gradients."""
-    return compared(lab, Problem(tied=True))
+    return compare(lab, Problem(tied=True))
 
 
 @law("gradient")
 def parameter_groups(lab: Lab) -> Measured:
     """Strong weight decay acts on all trained parameters except biases and normalization weights."""
-    return compared(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0})
+    return compare(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0})
 
 
 @law("gradient")
@@ -143,7 +143,7 @@ def bf16(lab: Lab) -> Measured:
     """Training in bf16 equals plain PyTorch in bf16, within a wider bound."""
     if "bf16" not in lab.hooks.capabilities.precisions:
         raise Skip("the strategy declares that it does not support bf16")
-    return compared(lab, Problem(), bound=BF16, precision="bf16")
+    return compare(lab, Problem(), bound=BF16, precision="bf16")
 
 
 @law("gradient")
@@ -157,7 +157,7 @@ def dropout_repeats(lab: Lab) -> Measured:
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
 
 
-def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
+def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
     """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return the difference.
 
     ``changes`` are those of ``Lab.config``.

@@ -82,10 +82,11 @@ def _as_sequence(
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = sequence.taken(inputs["token_type_ids"])
     if kind not in RELATIVE:
+        # By default positions would count through the joined rows; each row counts from its own first token.
         first = layers.config.pad_token_id + 1 if kind in FROM_PAD else 0  # type: ignore[union-attr, operator]
         inputs["position_ids"] = sequence.offsets[None] + first
     if kind in DECODERS:
-        inputs["use_cache"] = False
+        inputs["use_cache"] = False  # it would be a cache of one long row
     # transformers passes a mask of four dimensions on unchanged. From others it would make one of tokens x tokens.
     inputs["attention_mask"] = mask.new_ones(1, 1, 1, 1)
     return (), inputs | {"token_sequence": sequence}
@@ -105,6 +106,7 @@ def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Re
     ways = {"any": sequence.padded, "tokens": sequence.in_order, "first": sequence.by_row}
     outputs.last_hidden_state = ways[read](hidden)
     if getattr(layers, "pooler", None) is not None:
+        # The layers have pooled the first token of the joined sequence, which is that of one row only.
         outputs.pooler_output = layers.pooler(outputs.last_hidden_state)
     return outputs
 

@@ -100,6 +100,7 @@ def sequence_of(mask: Tensor, at_once: bool = False) -> TokenSequence:
     """
     on_cpu = mask.detach().cpu().numpy().astype(bool)
     lengths = on_cpu.sum(1)
+    # Sorted by length, the rows of a group are consecutive, so that a group is a slice of the sequence.
     rows = np.arange(len(lengths)) if at_once else np.argsort(lengths, kind="stable")
     sizes = lengths[rows]
     row, place = on_cpu[rows].nonzero()
@@ -133,6 +134,7 @@ def _group(lengths: np.ndarray, stop: int, like: Tensor) -> Group:
         return Group(start, stop, rows, longest, None, None, None)
     mask = np.arange(longest) < lengths[:, None]
     begins = np.cumsum(lengths) - lengths
+    # A place of padding takes the token after its row, or the group's last one. The mask hides it.
     places = np.minimum(begins[:, None] + np.arange(longest), stop - start - 1).reshape(-1)
     real = mask.reshape(-1).nonzero()[0]
     return Group(

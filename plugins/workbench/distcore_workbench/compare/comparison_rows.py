@@ -81,7 +81,7 @@ def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
     if reference not in requested:
         known = ", ".join(requested)
         raise ConfigError(f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})")
-    request.loaded()  # an error in all rows is reported without the name of a row
+    request.load()  # an error in all rows is reported without the name of a row
     rows = [
         _row(request, name, settings, out / "runs" / f"{number:02d}-{folder_name(name)}")
         for number, (name, settings) in enumerate(requested.items())

@@ -99,7 +99,7 @@ def make_plan(request: Request) -> Plan:
     """
     refuse_ranks("plan")
     all_ranks = request.all_ranks()
-    base = request.loaded()
+    base = request.load()
     names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
     alone = resolved(request, "single", 1)
     model = _model(alone)

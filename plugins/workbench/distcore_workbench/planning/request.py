@@ -69,7 +69,7 @@ class Request(JobRequest):
 
 def _loaded(request: Request, strategy: str) -> RunConfig:
     """Return the config with another strategy; the file's options of a strategy are for that one only."""
-    given = request.loaded().strategy
+    given = request.load().strategy
     own = given.partition(":")[0] == strategy.partition(":")[0]
     reset: dict[str, Any] = {} if own else {"strategy_options": {}}
     options = {k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")}

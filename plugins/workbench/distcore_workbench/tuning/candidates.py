@@ -61,7 +61,7 @@ def families_of(
     by_traffic: list[tuple[float, Family]] = []
     for name, options in named:
         try:
-            strategy = strategies.named(name, options)
+            strategy = strategies.load(name, options)
         except DistcoreError as error:
             log.warning("strategy %s is not tried: %s", name, error)
             continue

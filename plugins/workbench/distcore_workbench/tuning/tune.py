@@ -66,7 +66,7 @@ def run(request: Request) -> int:
     if not 0 < request.budget < float("inf"):
         raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
     load = foreign_load()
-    base = request.loaded()
+    base = request.load()
     set_up_logging(base, rank=0)
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
     job = resolve(with_changes(base, {"out": str(out / "run"), "resume": None}))
@@ -160,7 +160,7 @@ def _is_masked(resolved: RunConfig, meta_model: nn.Module | None) -> bool:
 def _environment(request: Request, job: Resolved, data: Datasets) -> Environment:
     resolved = job.config
     cores, on_cpu = available_cores(), resolved.device == "cpu"
-    asked = request.loaded().nproc
+    asked = request.load().nproc
     here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
     most = int(asked) if asked not in ("auto", 1) else here
     while resolved.global_batch_size % most:
