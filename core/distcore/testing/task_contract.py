@@ -30,12 +30,12 @@ class TaskContract:
     @pytest.mark.parametrize("case", task_cases())
     def test_law(self, case: str) -> None:
         """A broken law fails with its error, its bound and where it was seen; a declared exemption skips."""
-        outcome = _found(self.task, *sorted(self.settings.items()))[case]
+        outcome = _measure(self.task, *sorted(self.settings.items()))[case]
         if outcome.held is None:
             pytest.skip(outcome.note)
         assert outcome.held, str(outcome)
 
 
 @cache
-def _found(task: str, *settings: tuple[str, Any]) -> dict[str, Finding]:
+def _measure(task: str, *settings: tuple[str, Any]) -> dict[str, Finding]:
     return {finding.case: finding for finding in check_task(task, dict(settings))}

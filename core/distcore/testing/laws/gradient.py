@@ -99,14 +99,14 @@ def parameter_groups(lab: Lab) -> Measured:
 @law("gradient")
 def further_terms(lab: Lab) -> Measured:
     """A further term of the loss with counts of its own is a mean over the global batch, too."""
-    return compared(lab, TwoTerms(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
+    return compare(lab, TwoTerms(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
 
 
 @law("gradient")
 def frozen_model(lab: Lab) -> Measured:
     """Training with a loss that asks the model as it began equals plain PyTorch."""
     _calls_any_time(lab)
-    return compared(lab, Referenced(rows=4 * lab.global_batch + 2))
+    return compare(lab, Referenced(rows=4 * lab.global_batch + 2))
 
 
 @law("gradient")
@@ -114,7 +114,7 @@ def whole_batch(lab: Lab) -> Measured:
     """Training with a loss over the global batch equals plain PyTorch, in one micro-batch and in many."""
     _calls_any_time(lab)
     sizes = [1, max(1, lab.global_batch // lab.world.size)]
-    measured = [compared(lab, WholeBatch(rows=4 * lab.global_batch + 2), micro_batch_size=size) for size in sizes]
+    measured = [compare(lab, WholeBatch(rows=4 * lab.global_batch + 2), micro_batch_size=size) for size in sizes]
     return max(measured, key=lambda one: (one.error != one.error, one.error))
 
 
