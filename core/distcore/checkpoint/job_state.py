@@ -171,7 +171,7 @@ def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path)
 
 
 def check_frozen(frozen: Mapping[str, BaseModelRef], job_state: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if the checkpoint names a frozen model whose weights are not those of ``frozen``."""
+    """Raise CheckpointError if a frozen model of the checkpoint has other weights in ``frozen``."""
     with _report_malformed(path):
         saved = {name: (str(one["sha256"]), str(one["what"])) for name, one in job_state.get("frozen", {}).items()}
     for name in saved.keys() & frozen.keys():

@@ -54,7 +54,7 @@ class Saver:
         hooks.on_checkpoint(run, progress, path)
 
     def _states(self) -> dict[str, Any]:
-        """Return what listeners keep; raises AgreementError if a rank would keep another state than the main one."""
+        """Return the listeners' states; raises AgreementError if a rank's state differs from the main rank's."""
         states = self._hooks.states()
         if states:
             check_agreed(self._run, self._hooks, **{f"state() of {name}": state for name, state in states.items()})

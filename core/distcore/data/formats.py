@@ -57,7 +57,7 @@ def describe_value(value: object) -> str:
 def _lines(path: Path, newline: str) -> Iterator[str]:
     """Yield the lines of a text file, one after the other from the disk; ``newline`` as for ``open``."""
     try:
-        with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+        with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
             yield from text
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
@@ -65,7 +65,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
         raise not_utf8(path) from None
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     """Open a file for its bytes, which may be compressed."""
     if path.suffix == ".zst":
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Models that a task uses and does not train, each prepared by the strategy as a model that only evaluates."""
+"""Frozen models of a task. The strategy prepares each like the model of an evaluation."""
 
 from __future__ import annotations
 

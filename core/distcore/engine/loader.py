@@ -86,7 +86,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def on_device(run: Run, batch: Batch) -> Batch:
-    """Return a batch on the rank's device, with what the task's frozen models say of it."""
+    """Return a batch on the rank's device, with the outputs of the task's frozen models."""
     batch = to_device(batch, run.world.device)
     return run.consult(batch) if run.consult else batch
 

@@ -31,7 +31,7 @@ from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.task import Batch, Dataset, Task
 
 Term = tuple[float, Column]
-"""The scale of a further term of the loss, and what each row counts in its mean."""
+"""The scale of a further term of the loss, and the weight of each row in its mean."""
 NO_TERMS: Mapping[str, Term] = {}
 
 

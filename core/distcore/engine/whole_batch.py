@@ -30,9 +30,9 @@ def whole_batch_step(
     micros: list[tuple[MicroBatch, Batch]],
     _loss: StepLoss,
 ) -> Tensor:
-    """Forward and backward over the micro-batches of one step; this rank's share of its loss, on the device.
+    """Run forward and backward over the micro-batches of one step; return this rank's share of the loss.
 
-    What ``train_step`` of the loop is for a loss that is a sum over rows. Rows are in the order of their numbers,
+    The counterpart of the loop's ``train_step``, whose loss is a sum over rows. Rows are in the order of their numbers,
     whatever the number of ranks.
     """
     begun = torch.initial_seed()  # that of the step and the data shard
@@ -73,7 +73,7 @@ def whole_batch_step(
 def _gradients(
     run: Run, hooks: Hooks, task: BoundTask, every: list[dict[str, Tensor]], micros: list[tuple[MicroBatch, Batch]]
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return the numbers of all rows, ascending, the gradient of each one's embeddings, and the loss of them all."""
+    """Return the numbers of all rows, ascending, the gradients of their embeddings, and the loss."""
     counted = [
         (embeddings, micro.indices)
         for embeddings, (micro, _) in zip(every, micros, strict=True)

@@ -18,7 +18,7 @@ from distcore.jobs.logs import set_up_logging
 from distcore.launchers import launch
 from distcore.launchers.processes.binding import bind_cores
 from distcore.launchers.processes.failures import Failure, run_as_rank
-from distcore.launchers.processes.log_files import log_to_file, pid_file
+from distcore.launchers.processes.log_files import log_to_file, write_pid_file
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.task.task import Datasets, Task
@@ -144,7 +144,7 @@ def _start(config: RunConfig, dry_run: bool) -> None:
     if dry_run:
         print(_plan(resolved, data))
         return
-    with pid_file():
+    with write_pid_file():
         if resolved.config.nproc == 1 and not resolved.config.max_restarts:
             keep_to_cores()
             log_to_file(rank=0)

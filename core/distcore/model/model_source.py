@@ -106,7 +106,7 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
 
 
 def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | None) -> ModelSource:
-    """Return how to build what ``make`` returns, with its weights from ``folder`` if it has one."""
+    """Return how to build the model of ``make``, with weights from ``folder``, if any."""
 
     def build() -> nn.Module:
         torch.manual_seed(config.seed)

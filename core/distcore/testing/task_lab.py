@@ -87,12 +87,12 @@ class TaskLab:
 
     @torch.no_grad()
     def embeddings(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what a loss over the global batch reads of each row."""
+        """Return the embeddings of each row for a loss over the global batch."""
         return self.task.embed(model, self._consult(batch))
 
     @cached_property
     def _consult(self) -> Callable[[Batch], Batch]:
-        """What the task's frozen models add to a batch."""
+        """Add the outputs of the task's frozen models to a batch."""
         if not self.task.has("frozen"):
             return lambda batch: batch
         module = self.build()

@@ -1,4 +1,4 @@
-"""The task of the laws with what a task may have beside a loss: further terms, a frozen model, a whole-batch loss."""
+"""Variants of the laws' task: further loss terms, a frozen model, a loss over the whole batch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TERM = "size"
 
 
 class CountedRows(Rows):
-    """Rows that count as many tokens in the mean of the further term as they have."""
+    """Rows whose weight in the mean of the further term is their number of tokens."""
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
-        """What each row counts in it."""
+        """Weight of each row in the mean of the further term."""
         return {TERM: self.lengths}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTerms(Problem):
-    """Also keeps logits small: a sum over tokens beside a sum over rows; logs how many predictions are right."""
+    """Has a further term over tokens, which keeps logits small; logs the share of right predictions."""
 
     logs: ClassVar[tuple[str, ...]] = (TERM, "right")
 
@@ -91,7 +91,7 @@ class WholeBatch(Problem):
     """Also makes logits uncorrelated over the global batch."""
 
     def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return logits and loss of each row, and what it adds to nothing."""
+        """Return logits and loss of each row, and a value without influence on the loss."""
         logits = model(batch["tokens"]).float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return {"logits": logits, "loss": losses, "unused": logits.sum(-1)}

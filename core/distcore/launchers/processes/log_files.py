@@ -54,7 +54,7 @@ def _to_both(file: Path, number: int) -> None:
 
 
 @contextmanager
-def pid_file() -> Iterator[None]:
+def write_pid_file() -> Iterator[None]:
     """Keep this process's id in ``pid`` in the folder of the logs, while a run lasts."""
     folder = os.environ.get(LOG_DIR_VARIABLE)
     if not folder:

@@ -323,12 +323,12 @@ class Run:
     consult: Callable[[Batch], Batch] | None = None
     """Adds the answers of the frozen models to a batch on the device; ``None`` if there are none."""
     tally: Tally = field(default_factory=Tally)
-    """What this rank logs and wishes for until the next log line."""
+    """Logged values and wishes of this rank until the next log line."""
 
     def log(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
-        """Add ``value``, the sum of ``weight`` things, to what the next log line has as their mean over all ranks.
+        """Add ``value``, a sum over ``weight`` items. The next log line has the mean over all ranks.
 
-        ``name`` stands in ``logs`` of the task or of the extension that logs it, else TaskError is raised.
+        ``name`` must be in ``logs`` of the task or the extension; otherwise TaskError is raised.
         """
         if self.world.is_shard_leader:
             self.tally.add(name, value, weight)

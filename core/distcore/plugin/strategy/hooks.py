@@ -218,7 +218,7 @@ class Hooks:
         self._call.on_run_end(run=run, report=report)
 
     def states(self) -> dict[str, object]:
-        """Return what listeners keep in checkpoints, by name; raises StrategyError for what is no JSON value."""
+        """Return the listeners' states for a checkpoint, by name; raises StrategyError unless they are JSON values."""
         kept = {label: keeper.state() for label, keeper in self._keepers.items()}
         for label, state in kept.items():
             try:
@@ -228,7 +228,7 @@ class Hooks:
         return kept
 
     def load_states(self, states: Mapping[str, object]) -> None:
-        """Give listeners back what they kept; one of which the checkpoint has nothing begins anew."""
+        """Restore the listeners' states; a listener without a saved state begins anew."""
         for label in self._keepers.keys() & states.keys():
             self._keepers[label].load_state(states[label])
 

@@ -301,7 +301,7 @@ class Events:
 
     @hookspec
     def on_epoch_start(self, run: Run, progress: Progress) -> Answer:
-        """An epoch begins; not told again where a run resumes inside it.
+        """An epoch begins. A resume inside an epoch does not call it again.
 
         Example::
 

@@ -1,4 +1,4 @@
-"""What ranks collect between two log lines, and sum in the one reduction there: logged sums, and wishes."""
+"""Logged sums and wishes of a rank between two log lines. One reduction over ranks sums them all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from distcore.errors import StrategyError, TaskError
 
 Wish = Literal["stop", "evaluate", "save"]
-"""What a listener may ask for by the answer of an event; the ranks agree on it at the next log line.
+"""A wish of a listener, the answer of an event. Ranks agree on wishes at the next log line.
 
 ``stop``: evaluate, save and end the run as if it were done. ``evaluate``, ``save``: do so once.
 """
@@ -21,26 +21,26 @@ WISHES: tuple[Wish, ...] = get_args(Wish)
 TAKEN = frozenset({
     "step", "epoch", "samples", "loss", "lr", "samples_per_second", "peak_memory_bytes", "grad_norm",
 })  # fmt: skip
-"""Names that a log line has anyway."""
+"""Names that every log line has."""
 
 
 class Tally:
-    """The sums of one rank since the last log line, and what was wished for on it."""
+    """The sums and the wishes of one rank since the last log line."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """``names``: all that will be logged, so that every rank sends as many numbers. Raises TaskError."""
+        """``names`` are all names to log, so that every rank sends equally many numbers. Raises TaskError."""
         self.names = tuple(names)
         """The names, in the order in which their sums are sent."""
         if wrong := [name for name in self.names if name in TAKEN or self.names.count(name) > 1]:
             raise TaskError(f"logs: {wrong[0]!r} is the name of two values of a log line; choose another")
         self.muted = False
-        """Whether nothing counts: in a micro-batch of padding."""
+        """True while values are ignored: in a micro-batch of padding."""
         self._clear()
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
-        """Add ``value``, the sum of ``weight`` things, to what the next log line has as their mean.
+        """Add ``value``, a sum over ``weight`` items. The next log line has the mean.
 
-        Raises TaskError for a name that was not declared.
+        Raises TaskError for an undeclared name.
         """
         if name not in self.names:
             raise TaskError(f"log({name!r}): is not declared; name it in `logs` of the task or extension that logs it")
@@ -50,7 +50,7 @@ class Tally:
         self._sums[name] = (_plain(value) + total, _plain(weight) + count)
 
     def wish(self, event: str, answers: Iterable[Answer]) -> None:
-        """Note what listeners answered to ``event``; raises StrategyError for what is no wish."""
+        """Record the answers of listeners to ``event``; raises StrategyError for an unknown wish."""
         for answer in answers:
             for wish in [answer] if isinstance(answer, str) else answer or ():
                 if wish not in WISHES:
@@ -58,14 +58,14 @@ class Tally:
                 self._wishes.add(wish)
 
     def take(self, device: torch.device) -> Tensor:
-        """Return what is to be summed over ranks, float64 on ``device``, and begin anew."""
+        """Return the values to sum over ranks, float64 on ``device``, and clear the tally."""
         sums = [part for name in self.names for part in self._sums.get(name, (0.0, 0.0))]
         wishes = [float(wish in self._wishes) for wish in WISHES]
         self._clear()
         return torch.stack([torch.as_tensor(part, dtype=torch.float64, device=device) for part in (*wishes, *sums)])
 
     def read(self, totals: list[float]) -> tuple[frozenset[Wish], dict[str, float]]:
-        """Return the wishes and the means by name, of what ``take`` gave on all ranks, summed."""
+        """Return the wishes, and the means by name, from the sums over ranks of ``take``."""
         wishes = frozenset(wish for wish, asked in zip(WISHES, totals, strict=False) if asked)
         sums = totals[len(WISHES) :]
         pairs = zip(self.names, sums[::2], sums[1::2], strict=True)

@@ -87,7 +87,7 @@ class BoundTask:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """Names of what the task logs, its further loss terms among them; default: none."""
+        """Names of the task's logged values, further loss terms included; default: none."""
         return tuple(getattr(self.task, "logs", ()))
 
     @property
@@ -96,7 +96,7 @@ class BoundTask:
         return self.has("embed", "batch_loss") and bool(getattr(self.task, "whole_batch", True))
 
     def listener(self) -> dict[str, object]:
-        """Return what the task hears and keeps, as an extension by name; nothing of a task that does neither."""
+        """Return the task as an extension, by name, if it hears events or has a state; otherwise nothing."""
         names = [name for name in dir(type(self.task)) if name in ("state", "load_state") or name.startswith("on_")]
         methods = {name: method for name in names if callable(method := getattr(self.task, name))}
         return {"task": SimpleNamespace(**methods)} if methods else {}
@@ -138,7 +138,7 @@ class BoundTask:
         return models
 
     def consult(self, models: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
-        """Return ``batch`` with what the frozen models say of it."""
+        """Return ``batch`` with the outputs of the frozen models."""
         return self._own["consult"](models, batch)
 
     # Padding-free computation
@@ -222,7 +222,7 @@ class BoundTask:
         return summed
 
     def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what the loss reads of each row, fp32, ``(n, …)`` by name; raises TaskError for anything else."""
+        """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name; raises TaskError for others."""
         embeddings = self._own["embed"](model, batch)
         if not isinstance(embeddings, Mapping) or not embeddings:
             raise TaskError(f"task: embed() returned {type(embeddings).__name__}; expected a dict of tensors (n, …)")
@@ -406,7 +406,7 @@ def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 
 def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
-    """Return what ``row_loss`` gives for each row, without further terms and without logging."""
+    """Return ``row_loss`` of each row, without further terms and without logging."""
     return terms(_logging(row_loss, lambda name, value, weight=1.0: None)(model, batch))[0]
 
 

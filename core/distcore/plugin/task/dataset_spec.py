@@ -39,7 +39,7 @@ class DatasetSpec:
 
     @property
     def counts(self) -> Mapping[str, Column]:
-        """What each row counts in the mean of a further term of the loss, by its name; default: its ``items``."""
+        """Weight of each row in the mean of a further loss term, by the term's name; default: ``items``."""
         raise NotImplementedError
 
     def at(self, epoch: int) -> Dataset:

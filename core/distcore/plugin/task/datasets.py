@@ -32,7 +32,7 @@ def content_of(dataset: Dataset) -> str | None:
 
 
 def counts_of(dataset: Dataset) -> Mapping[str, Column]:
-    """Return what each row counts in the mean of further terms of the loss, by name; of the others, what it counts."""
+    """Return the weights of rows in the means of further loss terms, by the terms' names."""
     counts: Mapping[str, Column] = getattr(dataset, "counts", {})
     return counts
 

@@ -1,4 +1,4 @@
-"""What a task says of models that it uses beside the one that it trains."""
+"""Frozen models, which a task uses in addition to the trained one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 Initial = Literal["initial"]
 INITIAL: Final = "initial"
-"""The trained model as it began. With LoRA it is the base itself, so that it takes no memory of its own."""
+"""The trained model before its first step. With LoRA it is the base itself, and takes no extra memory."""
 
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """How to build a model that is used and not trained."""
+    """How to build a frozen model."""
 
     build: Callable[[RunConfig, Datasets], nn.Module]
-    """What ``build_model`` of a task is: it returns the model in fp32 on torch's default device."""
+    """Returns the model in fp32 on torch's default device, like ``build_model`` of a task."""
     folder: Path | None = None
-    """The local folder whose safetensors files hold its weights; ``None`` for random ones and what it reads itself."""
+    """The local folder of its safetensors files; ``None`` if ``build`` draws weights, or reads others."""

@@ -97,8 +97,8 @@ class TaskSpec:
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model in fp32 on torch's default device; the core has seeded the random state.
 
-        On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
-        build the model whole instead. Raises DistcoreError where it cannot be built.
+        On the meta device it must not read weights. If it fails there, or gives tensors values, sharding strategies
+        build the model whole. Raises DistcoreError if the model cannot be built.
 
         Example::
 
@@ -110,9 +110,10 @@ class TaskSpec:
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
         """Return the models that are used and not trained, by name: references, teachers, encoders.
 
-        ``INITIAL`` is the trained model as it began. A strategy prepares each as for an evaluation; they are in no
-        checkpoint, which names them by a digest of their weights, so that a resume with others is refused. Their
-        answers have no gradient: what a gradient is to pass through belongs into the model, with ``freeze``.
+        ``INITIAL`` is the trained model before its first step. A strategy prepares each like the model of an
+        evaluation. Checkpoints have a digest of their weights, not the weights, so that a resume with others is
+        refused. Their outputs have no gradient: a module that passes gradients on belongs into the model, with
+        ``freeze``.
 
         Example::
 
@@ -175,9 +176,10 @@ class TaskSpec:
         raise NotImplementedError
 
     def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
-        """Return ``batch`` with what the frozen models say of its rows; before each call that gets a batch.
+        """Return ``batch`` with the outputs of frozen models for its rows; before each call with a batch.
 
-        A row's answer depends on that row alone. Without gradient, under the core's autocast, in evaluation mode.
+        The output for a row must depend on that row alone. Without gradient, under the core's autocast, in evaluation
+        mode.
 
         Example::
 
@@ -189,10 +191,10 @@ class TaskSpec:
     def loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the *sum* of the loss over the items of ``batch``, a scalar with gradient. The core divides, once.
 
-        ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32, as torch's
-        losses do there. A pair of it and a dict has further terms, each a sum by its name: the core divides each by
-        what ``counts`` of the dataset has under the name, else by the items. They are logged, so ``logs`` names them.
-        With an argument ``log``, ``log(name, value, weight)`` logs a sum of ``weight`` things as their mean.
+        ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32, as torch's losses do
+        there. Return a pair with a dict for further terms, each a sum by name. The core divides a term by its
+        ``counts`` in the dataset, by default by the items, and logs it: list the name in ``logs``. With an argument
+        ``log``, ``log(name, value, weight)`` logs the mean of a sum over ``weight`` items.
 
         Example::
 
@@ -205,8 +207,8 @@ class TaskSpec:
     def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each row of ``batch``, shape ``(n,)``, with gradient: in fp32, as for ``loss``.
 
-        Called where the task has no ``loss``; and in evaluation, as the output ``loss``, where it has neither
-        ``outputs`` nor ``sums``. A row that counts several items gives their sum.
+        Called if the task has no ``loss``, and in evaluation, as the output ``loss``, if it has neither ``outputs`` nor
+        ``sums``. The loss of a row with several items is their sum.
 
         Example::
 
@@ -216,10 +218,10 @@ class TaskSpec:
         raise NotImplementedError
 
     def embed(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Return what ``batch_loss`` reads of each row, ``(n, …)`` by name, with gradient.
+        """Return the embeddings of each row for ``batch_loss``, ``(n, …)`` by name, with gradient.
 
-        Called twice for all micro-batches of a step but the last, with the same random numbers. What the loss learns
-        beside, such as a temperature, comes from here, too, repeated for each row.
+        Called twice for all micro-batches of a step but the last, with the same random numbers. A trained parameter of
+        the loss, such as a temperature, is an output of this method, too, repeated for each row.
 
         Example::
 
@@ -230,10 +232,10 @@ class TaskSpec:
         raise NotImplementedError
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
-        """Return the loss of all rows of a global batch, a scalar; it takes the place of ``loss`` and is not divided.
+        """Return the loss of a whole global batch, a scalar; it replaces ``loss`` and is not divided.
 
-        ``embeddings`` are those of all ranks and micro-batches, fp32, the same on every rank, and ``rows`` their
-        numbers, ascending. A task that does so only under some options has an attribute ``whole_batch``.
+        ``embeddings`` are from all ranks and micro-batches, fp32, the same on every rank; ``rows`` are the row numbers,
+        ascending. A task that uses it only under some options has an attribute ``whole_batch``.
 
         Example::
 
