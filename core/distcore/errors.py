@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends of any kind, and surrogates."""
+LIBRARIES = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
+"""Folders that have what no user of distcore wrote."""
+OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
+"""Folders of distcore and, in a checkout, of the plugins that come with it."""
 
 
 class DistcoreError(Exception):
@@ -27,7 +33,17 @@ class DistcoreError(Exception):
 
 
 class ConfigError(DistcoreError):
-    """A configuration value that cannot work; found before any rank starts."""
+    """A configuration value that cannot work; found before any rank starts.
+
+    ``remedies``, each flags of ``distcore train`` with their values, end the message: each of them would do.
+    """
+
+    remedies: Sequence[Mapping[str, object]] = ()
+
+    def __init__(self, message: str = "", *remedies: Mapping[str, object]) -> None:
+        flags = (" ".join(f"{flag} {value}" for flag, value in remedy.items()) for remedy in remedies)
+        super().__init__(f"{message}; use {' or '.join(flags)}" if remedies else message)
+        self.problem, self.remedies = message, remedies
 
 
 class DataError(DistcoreError):
@@ -100,12 +116,30 @@ def _is_slip(word: str, name: str) -> bool:
     return first == last or (last == first + 1 and word[first : last + 1] == name[last] + name[first])
 
 
+def raised_at(error: BaseException) -> str:
+    """Return ``"; raised at FILE:LINE"`` for the innermost line that the user wrote, or an empty string.
+
+    Libraries, distcore and its plugins are passed over, unless nothing but a plugin is left.
+    """
+    import traceback
+
+    frames = [frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if os.path.isfile(frame.filename)]
+    written = [frame for frame in frames if not set(Path(frame.filename).parts) & LIBRARIES]
+    own = [frame for frame in written if not frame.filename.startswith(OURS)]
+    plugins = [frame for frame in frames if f"{os.sep}distcore_" in frame.filename]
+    if not (own or plugins):
+        return ""
+    place = (own or plugins)[0]
+    return f"; raised at {place.filename.removeprefix(f'{os.getcwd()}{os.sep}')}:{place.lineno}"
+
+
 def write_traceback(error: BaseException, folder: Path | None = None) -> Path:
     """Write the traceback of ``error`` to ``folder``, by default a new temporary folder, and return the file."""
     import tempfile
     import traceback
 
     folder = folder or Path(tempfile.mkdtemp(prefix="distcore-"))
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "traceback.txt"
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return path

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from distcore.errors import StrategyError, nearest
+from distcore.errors import StrategyError, nearest, raised_at
 
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
@@ -101,7 +101,7 @@ def load(group: str, name: str) -> Any:
         reason = " ".join(str(error).split())
         raise StrategyError(
             f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but does not import: "
-            f"{type(error).__name__}: {reason}"
+            f"{type(error).__name__}: {reason}{raised_at(error)}"
         ) from error
 
 
@@ -119,7 +119,9 @@ def load_file(kind: str, reference: str) -> Any:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise StrategyError(f"{kind} {reference!r} does not import: {type(error).__name__}: {reason}") from error
+        raise StrategyError(
+            f"{kind} {reference!r} does not import: {type(error).__name__}: {reason}{raised_at(error)}"
+        ) from error
     if not hasattr(module, name):
         known = [other for other, value in vars(module).items() if isinstance(value, type)]
         raise StrategyError(f"{kind} {reference!r}: no class {name} in {path}{nearest(name, known)}")

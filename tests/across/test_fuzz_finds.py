@@ -43,7 +43,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "half a surrogate pair": ('freeze: "\\ud800"\n', "is not valid text"),
     "a number of 20,000 bits": (f"seed: 0x{'f' * 5000}\n", "has a whole number of 20000 bits; expected at most 64"),
     "a control character": ("seed: \x00\n", "not valid YAML: unacceptable character"),
-    "a batch that has very many divisors to try": ("global_batch_size: 1000000000000\nnproc: 7\n", "a multiple of"),
+    "a batch that has very many divisors to try": (
+        "global_batch_size: 1000000000000\nnproc: 7\n",
+        "cannot be shared equally by 7 ranks",
+    ),
 }
 
 

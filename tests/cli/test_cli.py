@@ -18,7 +18,7 @@ from work_folder import install
 
 from distcore.cli.commands import summaries
 from distcore.cli.commands.train import config_of
-from distcore.cli.flags import FLAGS, WORDS_OF_OTHERS, Flag
+from distcore.cli.flags import FLAGS, Flag, flags_of_others
 from distcore.cli.main import main
 from distcore.cli.task_flags import task_flags
 from distcore.config import RunConfig, load_config
@@ -78,7 +78,11 @@ def test_what_no_command_is_needed_for_imports_no_plugin(argument: str) -> None:
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["train", "--help", "--task=text-classification"], ["tasks"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--help", "all", "--task=text-classification"], ["tasks", "text-classification"]],
+    ids=" ".join,
+)
 @pytest.mark.needs("distcore-tasks")
 def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
     code = (
@@ -123,14 +127,14 @@ def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
         assert flag.takes.split("|") == list(get_args(annotation))
 
 
-@pytest.mark.parametrize(("theirs", "here"), WORDS_OF_OTHERS.items(), ids=list(WORDS_OF_OTHERS))
+@pytest.mark.parametrize(("theirs", "here"), flags_of_others().items(), ids=list(flags_of_others()))
 @pytest.mark.needs("distcore-tasks")
 def test_a_flag_of_another_library_is_named_by_what_there_is(theirs: str, here: str) -> None:
-    names = {flag.name for flag in (*FLAGS, *task_flags("text-classification", ()).flags)}
+    names = {flag.name for flag in (*FLAGS, *task_flags("text-classification", ()).flags)} | {"--nodes"}
     assert theirs not in names
     assert set(re.findall(r"--[\w-]+", here)) <= {*names, "--set"}
     for key, value in re.findall(r"--set (\S+)=(\S+)", here):
-        load_config(None, {key: {"VALUE": 0.1, "STEPS": 1, "PART": 0.1, "NAME": "cosine", "true": True}[value]})
+        load_config(None, {key: {"VALUE": 0.1, "N": 1, "NAME": "cosine", "true": True}[value]})
 
 
 @pytest.mark.parametrize(
@@ -209,10 +213,13 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
     assert "evaluated 4 of 4" in out
     assert "precision    recall" in out
     assert out.endswith("run folder: run\n")
-    warning, packing, cut, *lines = err.splitlines()
+    warning, task, rows, model, ranks, steps, *lines = err.splitlines()
     assert "classes with fewer than 3 evaluation rows" in warning
-    assert "padding-free: on: spares " in packing
-    assert "micro-batches: at most" in cut
+    assert task == "task:   text-classification, 2 classes"
+    assert rows == "rows:   36 to train on, 4 to evaluate on, the same to test on, of rows.json"
+    assert re.fullmatch(r"model:  bert-tiny \(BertForSequenceClassification\), [\d,]+ parameters", model)
+    assert re.fullmatch(r"ranks:  1 rank \(single\) on \w+, in fp32", ranks)
+    assert steps == "steps:  2 of 32 rows, 1 epoch"
     assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", lines[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0
     first, second = ((work_folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
@@ -239,9 +246,10 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
     job = "train --data rows.json --model bert-tiny --out run --set extensions.mine.py:Bad=true"
     assert main(job.split()) == 3
     err = capsys.readouterr().err
-    assert err.splitlines()[-1].startswith("error: ValueError: two lines (traceback: ")
-    file = Path(err.rpartition("traceback: ")[2].removesuffix(")\n"))
-    assert "on_run_start" in file.read_text()
+    assert err.splitlines()[-1] == (
+        "error: ValueError: two lines; traceback in run/errors/traceback.txt; raised at mine.py:4"
+    )
+    assert "on_run_start" in Path("run/errors/traceback.txt").read_text()
 
 
 @pytest.mark.needs("distcore-ddp")
@@ -259,8 +267,9 @@ def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytes
 def test_strategies_as_tables_fit_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^single +distcore-core 0\.1\.0 +one", out, re.MULTILINE)
-    assert "bucket_mb" in out
+    assert re.search(r"^single +one +any", out, re.MULTILINE)
+    assert main(["strategies", "ddp"]) == 0
+    assert "bucket_mb" in capsys.readouterr().out
 
 
 def test_broken_and_colliding_strategies_cost_one_line_each(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from first_line import after_first_line
 from rich.console import Console
 
 from distcore.cli.commands import summaries
@@ -83,29 +84,43 @@ def test_help_is_as_wide_as_columns_says(
         assert len(longest) > 0.8 * columns
 
 
-@pytest.mark.parametrize("command", ["strategies", "tasks", "train --task text-classification --help"])
+@pytest.mark.parametrize(
+    "command", ["strategies", "tasks", "strategies ddp", "tasks text-classification", "train --help all"]
+)
+@pytest.mark.needs("distcore-ddp", "distcore-tasks")
 def test_listings_fit_eighty_columns_and_keep_names_whole(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    words = command.split()
     try:
-        main(command.split())
+        main(words)
     except SystemExit:
         assert "--help" in command
     out = capsys.readouterr().out
     prose = re.compile(r"^\S+: (limit|cannot be used): ")  # whole lines, for programs that read them
     assert not [line for line in out.splitlines() if len(line) > 80 and not prose.match(line)]
-    words = set(out.split())
-    assert main([command.split()[0] if "train" not in command else "tasks", "--json"]) == 0
-    for facts in json.loads(capsys.readouterr().out):
-        if "train" in command and facts["name"] != "text-classification":
-            continue
-        names = {option["name"] for option in facts["options"]}
-        if "train" in command:
-            names = {f"--{name.replace('_', '-')}" for name in names if "." not in name}
-        else:
-            names |= set(facts["distribution"].split()) if facts["importable"] else set()
-        assert not names - words
+    of_help = words[0] == "train"
+    assert main([*(["tasks", "text-classification"] if of_help else words), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    if len(words) == 1:
+        names = {facts["name"] for facts in described}
+    else:
+        names = {option["name"] for option in described[0]["options"]}
+    if of_help:
+        names = {f"--{name.replace('_', '-')}" for name in names if "." not in name}
+    assert not names - set(out.split())
+
+
+def test_the_strategies_are_a_table_of_a_few_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["strategies"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 12
+    assert lines[0].split() == ["strategy", "ranks", "devices", "precision", "shards", "owns"]
+    assert lines[-1] == "distcore strategies NAME shows the options of one."
 
 
 @pytest.mark.needs("distcore-ddp")
@@ -152,4 +167,4 @@ def test_a_reader_that_has_gone_ends_the_command_quietly(argument: str) -> None:
     command = [sys.executable, "-m", "distcore", argument]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=buffered)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (done.returncode, after_first_line(done.stderr.decode())) == (141, "")

@@ -69,7 +69,7 @@ def test_each_option_of_a_stranger_is_a_flag_and_so_are_nested_ones_that_it_name
 
 def test_help_shows_the_options_of_the_named_task(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "--task", own, "--help"])
+        main(["train", "--task", own, "--help", "all"])
     out = capsys.readouterr().out
     assert f"options of the task {own}:" in out
     assert "Shapes, of a stranger. Metrics: loss ↓" in out

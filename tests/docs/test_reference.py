@@ -61,7 +61,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     pytest.importorskip("sphinx")  # it comes with `make docs`
     page = load("docs/_ext/generated_reference.py").config_page()
     assert not [key for key, _ in config_keys() if f"`{key}`" not in page]
-    assert re.search(r"^\| `clip.norm` \| number > 0 or `null` \| `1.0` \| .+ \| `--set` \|$", page, re.M)
+    assert re.search(r"^\| `clip.norm` \| number > 0 or `null` \| `1.0` \| .+ \| `--clip-norm` \|$", page, re.M)
     assert re.search(
         r"^\| `precision` \| `fp32`, `bf16`, `fp16`, `auto` \| `fp32` \| .+ \| `--precision` \|$", page, re.M
     )

@@ -81,7 +81,7 @@ def test_ranks_of_one_shard_that_train_on_different_rows_are_refused(tmp_path: P
         assert "ranks [0, 1] are data shard 0 but have other rows" in said
 
 
-@pytest.mark.parametrize(("ranks", "message"), [(3, "nproc = 3: .* nearest possible: 2, 4")])
+@pytest.mark.parametrize(("ranks", "message"), [(3, "--nproc 3: .*; use --nproc 2 or --nproc 4")])
 def test_ranks_that_make_no_whole_shard_are_refused(ranks: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         data_shards(RunConfig(), Capabilities(spec_version=3, ranks_per_shard=2), ranks)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
 from distcore.checkpoint.provenance import provenance
 from distcore.cli.main import main
 from distcore.config import RunConfig, load_config
+from distcore.resolve.resolve import resolve
 
 pytestmark = pytest.mark.needs("distcore-tasks")
 
@@ -73,8 +75,29 @@ def test_the_card_says_what_was_trained_and_nothing_of_this_machine(run_folder: 
     assert f"torch {version('torch')}" in last
     (tmp_path / "config.yaml").write_text(last.split("```yaml\n")[1].split("```")[0])
     again, there = (load_config(str(folder / "config.yaml"), {}) for folder in (tmp_path, run_folder))
-    assert again.task_options | {"data": ""} == there.task_options | {"data": ""}
-    assert again.model_copy(update={"task_options": {}}) == there.model_copy(update={"task_options": {}})
+    resolved = resolve(again).config
+    assert resolved.task_options | {"data": ""} == there.task_options | {"data": ""}
+    rest: dict[str, Any] = {"task_options": {}, "padding_free": "auto", "out": None}
+    rest["schedule"] = there.schedule  # with its warm-up in steps
+    assert resolved.model_copy(update=rest) == there.model_copy(update=rest)
+
+
+def test_the_card_has_what_differs_from_the_defaults_and_no_more(run_folder: Path, tmp_path: Path) -> None:
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model/README.md").read_text()
+    assert yaml.safe_load(card.split("```yaml\n")[1].split("```")[0]) == {
+        "task": "text-classification", "task_options": {"model": "bert-tiny", "data": "rows.jsonl"}, "max_steps": 6,
+        "schedule": {"name": "constant"}, "save_every": 5, "checkpoints": {"keep_last": 3},
+    }  # fmt: skip
+
+
+def test_the_card_says_how_to_load_the_model(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 0
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec((tmp_path / "model/README.md").read_text().split("```python\n")[1].split("```")[0], names)
+    tokens = names["tokenizer"]("good text", return_tensors="pt")
+    assert names["model"](**tokens).logits.shape == (1, 2)
 
 
 def test_a_card_names_the_pipeline_that_takes_the_model(run_folder: Path, tmp_path: Path) -> None:

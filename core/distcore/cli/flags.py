@@ -69,6 +69,10 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
         Flag("--optimizer", "NAME", "adamw", "adam, sgd, adafactor, muon, lion, or file.py:Class", "optimizer.name"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
+        Flag("--schedule", "NAME", "linear", "how the rate falls, such as cosine or constant", "schedule.name"),
+        Flag("--warmup", "STEPS", "auto", "warm-up in steps, or below 1 as a part of all", "schedule.warmup_steps"),
+        Flag("--weight-decay", "X", "auto", "weight decay; auto: the optimizer's own", "optimizer.weight_decay"),
+        Flag("--clip-norm", "X", "1.0", "gradients are clipped to this norm; off: never", "clip.norm"),
         Flag("--ema", "DECAY", "none", "keep, evaluate and export a moving average of the weights", "ema.decay"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
         Flag("--compile", "off|on|regions", "off", "torch.compile the model, or each of its repeated blocks"),
@@ -78,7 +82,7 @@ GROUPS: dict[str, list[Flag]] = {
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
-        Flag("--resume", "auto|PATH", "a fresh run", "continue from the newest checkpoint in --out, or from this one"),
+        Flag("--resume", "auto|PATH", "none", "go on from the newest checkpoint in --out, or this one"),
         Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,total_steps"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
         Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
@@ -91,56 +95,26 @@ GROUPS: dict[str, list[Flag]] = {
 }
 
 FLAGS = [flag for group in GROUPS.values() for flag in group]
+COMMON = frozenset({
+    "--task", "--strategy", "--nproc", "--device", "--epochs", "--max-steps", "--global-batch-size", "--optimizer",
+    "--lr", "--schedule", "--warmup", "--weight-decay", "--clip-norm", "--precision", "--seed", "--out", "--resume",
+    "--save-every", "--eval-every",
+})  # fmt: skip
+"""Flags that ``--help`` explains; the others are under ``--help all``."""
 
-WORDS_OF_OTHERS = {
-    "--learning-rate": "--lr",
-    "--batch-size": "--global-batch-size",
-    "--train-batch-size": "--global-batch-size",
-    "--per-device-train-batch-size": "--micro-batch-size",
-    "--gradient-accumulation-steps": "--micro-batch-size, which with --global-batch-size says how many",
-    "--num-train-epochs": "--epochs",
-    "--num-epochs": "--epochs",
-    "--model-name-or-path": "--model",
-    "--train-file": "--data",
-    "--validation-file": "--eval-data",
-    "--test-file": "--test-data",
-    "--max-seq-length": "--max-seq-len",
-    "--output-dir": "--out",
-    "--logging-steps": "--log-every",
-    "--save-steps": "--save-every",
-    "--save-total-limit": "--keep-last",
-    "--eval-steps": "--eval-every",
-    "--resume-from-checkpoint": "--resume",
-    "--num-processes": "--nproc",
-    "--nproc-per-node": "--nproc",
-    "--fp16": "--precision fp16",
-    "--bf16": "--precision bf16",
-    "--optim": "--optimizer",
-    "--weight-decay": "--set optimizer.weight_decay=VALUE",
-    "--warmup-steps": "--set schedule.warmup_steps=STEPS",
-    "--warmup-ratio": "--set schedule.warmup_ratio=PART",
-    "--early-stopping-patience": "--patience",
-    "--use-ema": "--ema DECAY",
-    "--torch-compile": "--compile on",
-    "--ema-decay": "--ema",
-    "--lr-scheduler-type": "--set schedule.name=NAME",
-    "--max-grad-norm": "--set clip.norm=VALUE",
-    "--use-cpu": "--device cpu",
-    "--full-determinism": "--deterministic",
-    "--gradient-checkpointing": "--set gradient_checkpointing=true",
-    "--lora-r": "--lora",
-    "--lora-rank": "--lora",
-    "--lora-alpha": "--set lora.alpha=VALUE",
-    "--lora-dropout": "--set lora.dropout=VALUE",
-    "--lora-target-modules": "--set lora.targets=NAME",
-}
-"""Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
+OTHERS = Path(__file__).with_name("flags_of_others.txt")
+"""Flags of other libraries and launchers, a line each, with what stands for them here; for an unknown flag's error."""
 
 
 def flag_of_others(flag: str, known: Container[str]) -> str:
     """Return a hint if other libraries have ``flag`` and this command, whose flags are ``known``, has its like."""
-    here = WORDS_OF_OTHERS.get(flag.replace("_", "-"))
-    return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
+    here = flags_of_others().get(flag.replace("_", "-"), "")
+    return f" (here it is {here})" if re.split("[ ,]", here)[0] in known else ""
+
+
+def flags_of_others() -> dict[str, str]:
+    """Return the content of ``OTHERS``."""
+    return dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
 
 
 def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence[Flag] = ()) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore.cli.parser import Parser
 from distcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ FLAGS = {
 
 
 def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags, as a group of their own; one that is not given leaves no value."""
+    """Add the flags, as a group of their own that the short help leaves out; one not given leaves no value."""
     group = parser.add_argument_group("starting ranks, here or on other machines")
     for name, (takes, text) in FLAGS.items():
         group.add_argument(
@@ -42,6 +43,8 @@ def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--bind-cores", action="store_true", default=argparse.SUPPRESS, help="give each rank cores of its own"
     )
+    if isinstance(parser, Parser):
+        parser.short_help |= dict.fromkeys(group._group_actions)
 
 
 def is_launcher_asked(arguments: argparse.Namespace) -> bool:

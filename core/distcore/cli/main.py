@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import select
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from distcore.cli.commands import command_module, summaries
+from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
-from distcore.errors import ConfigError, DistcoreError, StoppedError, write_traceback
+from distcore.errors import ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -26,14 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return run(given)
+            return run(given, is_program=argv is None)
         finally:
             sys.stdout.flush()  # not at the interpreter's exit, where nobody could catch a BrokenPipeError
     except StoppedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except DistcoreError as error:
-        return _fail(_with_flags(" ".join(str(error).split()), given), error.exit_code)
+        message = _with_commands(error, given) if isinstance(error, ConfigError) else str(error)
+        return _fail(_with_flags(" ".join(message.split()), given), error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -41,11 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return READER_GONE
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"{cause} (traceback: {write_traceback(error)})", 3)
+        return _fail(f"{cause}; traceback in {write_traceback(error)}{raised_at(error)}", 3)
 
 
-def run(argv: list[str]) -> int:
-    """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError."""
+def run(argv: list[str], is_program: bool = False) -> int:
+    """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError.
+
+    ``is_program``: this is a process of its own, which soon says what it is doing.
+    """
     top = top_parser()
     given = top.parse(argv)
     if given.local_rank is not None and "RANK" in os.environ:
@@ -55,9 +62,10 @@ def run(argv: list[str]) -> int:
         top.print_help()
         return 0
     rest = argv[argv.index(given.command) + 1 :]  # not given.rest: argparse drops a -- that begins it
-    arguments = command_parser(given.command).parse(rest)
-    block(arguments.block)
-    code: int = command_module(given.command).run(arguments)
+    with first_line(given.command) if is_program else contextlib.nullcontext():
+        arguments = command_parser(given.command).parse(rest)
+        block(arguments.block)
+        code: int = command_module(given.command).run(arguments)
     return code
 
 
@@ -68,6 +76,20 @@ def command_parser(name: str) -> Parser:
     module.add_arguments(parser)
     add_block_flag(parser)
     return parser
+
+
+def _with_commands(error: ConfigError, argv: list[str]) -> str:
+    """Return the message, with the command in ``argv`` as each remedy would have it."""
+    if not error.remedies or "train" not in argv:
+        return str(error)
+    commands = []
+    for remedy in error.remedies:
+        words = [word for flag, value in remedy.items() for word in (flag, str(value))]
+        kept = argv
+        for flag in remedy:
+            kept = re.sub(rf"(^|\0){flag}(=|\0)[^\0]*", "", "\0".join(kept)).strip("\0").split("\0")
+        commands.append(shlex.join(["distcore", *kept, *words]))
+    return f"{error.problem}; nearest: {' or: '.join(commands)}"
 
 
 def _with_flags(message: str, argv: list[str]) -> str:

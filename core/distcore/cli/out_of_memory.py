@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import DistcoreError, RankError, write_traceback
+from distcore.errors import DistcoreError, RankError
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -22,14 +19,8 @@ MESSAGE = re.compile(
     r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
 )
 """How torch's allocators and Python say that there is none left."""
-OF_RANKS = re.compile(
-    r"(RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|PET_|SLURM_|PMI|OMPI_|MV2_|MPI_|HYDRA_|DISTCORE_LAUNCHER)"
-)
-"""Beginnings of the variables by which launchers tell a process that it is a rank."""
-PATIENCE = 25.0
-"""Seconds for the plan of a rank; launchers end ranks that live longer than 30 after another one has failed."""
-ANSWER = "from distcore.cli.out_of_memory import answer; answer()"
-"""The program that plans beside a rank."""
+UNPLANNED = "fewer tokens in a micro-batch need less, --micro-batch-tokens"
+"""The advice of a core without the command that plans."""
 
 
 @contextmanager
@@ -42,11 +33,6 @@ def explained(file: str | None, changes: Mapping[str, Any], read_config: Callabl
         if not MESSAGE.search(str(error)):
             raise
         line = str(error)
-    except (RuntimeError, MemoryError) as error:
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        if not MESSAGE.search(cause):
-            raise
-        line = f"{cause} (traceback: {write_traceback(error)})"
     gc.collect()  # with the error its frames are gone, and what they held
     raise RankError(f"{line}; {_advice(file, changes, read_config)}")
 
@@ -54,6 +40,7 @@ def explained(file: str | None, changes: Mapping[str, Any], read_config: Callabl
 def in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
     """Return the function that says how the error line of a rank ends that another launcher started."""
     from distcore.launchers.processes.failures import oom_kills
+    from distcore.rank_environment import join
 
     before = oom_kills()
 
@@ -64,53 +51,27 @@ def in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure
                 "needs, distcore tune --fit-only finds a setting that fits"
             )
         if failure.raised is None and MESSAGE.search(failure.cause):
-            said = _answer(file, changes)
+            plan, rank_info = _plan_command(), join(os.environ)
+            said = plan.advice_in_a_rank(file, changes, rank_info.size if rank_info else 1) if plan else UNPLANNED
             return f"; {said}" if said else ""
         return ""
 
     return explain
 
 
-def _answer(file: str | None, changes: Mapping[str, Any]) -> str:
-    """Return the advice for a rank; empty if there is none in time.
-
-    From a process of its own: this one has ranks around it, and no memory.
-    """
-    from distcore.rank_environment import join
-
-    rank_info = join(os.environ)
-    asked = {"file": file, "changes": dict(changes), "ranks": rank_info.size if rank_info else 1}
-    environment = {name: value for name, value in os.environ.items() if not OF_RANKS.match(name)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", ANSWER], input=json.dumps(asked), env=environment, capture_output=True,
-            text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
-    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
-
-
-def answer() -> None:
-    """Print the advice for the job that stdin names; the main function of the process beside a rank."""
-    from distcore.config import load_config
-
-    asked = json.loads(sys.stdin.read())
-    changes = asked["changes"] | {"nproc": asked["ranks"]}
-    try:
-        print(_advice(asked["file"], changes, lambda: load_config(asked["file"], changes)))
-    except DistcoreError as error:
-        sys.exit(str(error))
-
-
 def _advice(file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]) -> str:
-    from distcore.cli.commands import command_module
     from distcore.resolve.resolve import resolve
 
-    config = resolve(read_config()).config
-    try:
-        plan = command_module("plan")
-    except DistcoreError:  # the distribution that plans is not installed
-        return "fewer tokens in a micro-batch need less, --micro-batch-tokens"
-    said: str = plan.advice(file, changes, config)
+    config, plan = resolve(read_config()).config, _plan_command()
+    said: str = plan.advice(file, changes, config) if plan else UNPLANNED
     return said
+
+
+def _plan_command() -> Any:
+    """Return the module of the command that plans; ``None`` if its distribution is not installed."""
+    from distcore.cli.commands import command_module
+
+    try:
+        return command_module("plan")
+    except DistcoreError:
+        return None

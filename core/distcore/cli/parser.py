@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from distcore.cli.flags import Flag, flag_of_others, refuse_several
 from distcore.errors import ConfigError, DistcoreError, nearest
 
 WIDEST = 110
 """Most characters in a line of help; longer lines read badly."""
+UNSAID = ("", "none", "False")
+"""Defaults that say nothing."""
+ALL = "all"
+"""Value of ``--help`` that asks for every flag."""
 
 
 def help_width() -> int:
@@ -23,7 +28,13 @@ class Parser(argparse.ArgumentParser):
     """argparse, but an error is a ConfigError of one line that names the nearest flag."""
 
     def __init__(self, **options: object) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=Help, **options)  # type: ignore[arg-type]
+        super().__init__(allow_abbrev=False, formatter_class=Help, add_help=False, **options)  # type: ignore[arg-type]
+        self.short_help: dict[argparse.Action, Flag | None] = {}
+        """The flags of which the short help says less, or, where it is ``None``, nothing."""
+        self.add_argument(
+            "-h", "--help", action=_ShowHelp, nargs="?", metavar=ALL, default=argparse.SUPPRESS,
+            help="print this help; all: of every flag",
+        )  # fmt: skip
         self.task_group: argparse._ArgumentGroup | None = None
         """Where the flags of the task belong, in a command that has such; empty until they are needed."""
         self.task_flags: list[Flag] = []
@@ -82,16 +93,68 @@ class Parser(argparse.ArgumentParser):
         name = named_task(argv)
         self.names_task = name != "auto"
         found = task_flags(name, self._option_string_actions)
-        add_to(self.task_group, found)
+        self.short_help |= add_to(self.task_group, found)
         self.task_flags = found.flags
+
+    def format_short_help(self) -> str:
+        """Return the help of the flags that most jobs set, one line for each where that fits."""
+        usual = [*self._positionals._group_actions, *self._optionals._group_actions]
+        shown = dict.fromkeys(usual) | self.short_help
+        full, hidden = {action: action.help for action in shown}, list(self.short_help.values()).count(None)
+        for action, flag in shown.items():
+            action.help = _short(flag, help_width() - ShortHelp.COLUMN) if flag else argparse.SUPPRESS
+        self.formatter_class = ShortHelp
+        self.epilog = f"{self.prog} --help {ALL} explains these in full, and {hidden} more."
+        text = re.sub(r"\n\n(?=\S.*(:|more\.)\n)", "\n", self.format_help())
+        self.formatter_class, self.epilog = Help, None
+        for action, said in full.items():
+            action.help = said
+        return text
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError; argparse calls this for every error that it finds."""
         raise ConfigError(f"{message.removeprefix('argument ')} ({self.prog} --help explains)")
 
 
+class _ShowHelp(argparse.Action):
+    """Prints the help and ends the program, as argparse's own action, but knows two lengths."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        """Print the short help, or the whole one where there is no other or ``all`` was asked for."""
+        if isinstance(parser, Parser) and parser.short_help and given[1] != ALL:
+            print(parser.format_short_help(), end="")
+        else:
+            parser.print_help()
+        parser.exit()
+
+
+def _short(flag: Flag, room: int) -> str:
+    """Return what a flag sets, up to the end of a phrase, and its default, if they fit into ``room`` characters."""
+    text, default = flag.help.partition("; ")[0], f" ({flag.default})" if flag.default not in UNSAID else ""
+    phrase = text.partition(": ")[0]  # an enumeration is there whole or not at all
+    ends = [len(text), len(phrase), *(match.start() for match in reversed([*re.finditer(r", | \(", phrase)]))]
+    fitting = [end for end in ends if end + len(default) <= room]
+    if fitting or not default:
+        return f"{text[: (fitting or ends[-1:])[0]]}{default}".replace("%", "%%")
+    return _short(flag._replace(default=""), room)
+
+
 class Help(argparse.HelpFormatter):
     """A wide column for flags, so that most have their help on the same line."""
 
+    def __init__(self, prog: str, column: int = 34) -> None:
+        super().__init__(prog, max_help_position=column, width=help_width())
+
+
+class ShortHelp(Help):
+    """A narrower column, and no descriptions of groups."""
+
+    COLUMN = 28
+
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=help_width())
+        super().__init__(prog, self.COLUMN)
+
+    def add_text(self, text: str | None) -> None:
+        """Add the description of the command, and the line at the end."""
+        if self._current_section is self._root_section:
+            super().add_text(text)

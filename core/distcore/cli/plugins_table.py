@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +22,7 @@ Description = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show only this one, or file.py:Class")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show the options of this one, or of file.py:Class")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -31,6 +31,8 @@ class PluginsTable:
 
     group: ClassVar[str]
     """The group of the entry points: ``strategies`` or ``tasks``."""
+    by_name_alone: ClassVar[Collection[str]] = ("distribution",)
+    """Columns that only the table of one plugin has."""
     unusable: ClassVar[Description]
     """Stands for ``facts`` of a plugin that cannot be used."""
 
@@ -43,7 +45,7 @@ class PluginsTable:
         raise NotImplementedError
 
     def remarks(self, facts: Description) -> Sequence[str]:
-        """Return lines to print below the overview."""
+        """Return lines to print below the table of one plugin."""
         return ()
 
     def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -70,22 +72,26 @@ class PluginsTable:
     def _show(self, console: Console, plugins: Sequence[Description], *, overview: bool) -> None:
         from distcore.tables import print_described, say
 
-        rows = [self._cells(facts) for facts in plugins if facts["importable"]]
-        if rows and overview:
-            self.print_overview(console, list(rows[0]), [list(row.values()) for row in rows])
-        elif rows:
-            heading, *rest = rows[0].items()
-            print_described(console, heading, rest)
-        for facts in plugins:
+        kind = registry.KINDS[self.group]
+        if not overview:
+            (facts,) = plugins
+            heading, *facts_of_one = self._cells(facts).items()
+            print_described(console, heading, facts_of_one)
             self._show_details(console, facts)
-        say(console, f"Set an option with --set {registry.KINDS[self.group]}_options.NAME=VALUE.")
+            say(console, f"Set an option with --set {kind}_options.NAME=VALUE.")
+            return
+        rows = [self._cells(facts) for facts in plugins if facts["importable"]]
+        if rows:
+            shown = [name for name in rows[0] if name not in self.by_name_alone]
+            self.print_overview(console, shown, [[row[name] for name in shown] for row in rows])
+        for facts in plugins:
+            if not facts["importable"]:
+                say(console, f"{facts['name']}: cannot be used: {facts['reason']}")
+        say(console, f"distcore {self.group} NAME shows the options of one.")
 
     def _show_details(self, console: Console, facts: Description) -> None:
         from distcore.tables import print_described, say
 
-        if not facts["importable"]:
-            say(console, f"{facts['name']}: cannot be used: {facts['reason']}")
-            return
         for remark in self.remarks(facts):
             say(console, f"{facts['name']}: {remark}")
         rows = [

@@ -135,11 +135,14 @@ def _values(text: str) -> Any:
     return _value(text) if text.startswith("[") else parse_values(text)
 
 
-def add_to(group: argparse._ArgumentGroup, found: TaskFlags) -> None:
-    """Add the flags of a task to a parser's group, which is empty so far."""
-    group.title, group.description = found.title, found.about
-    for flag, read in zip(found.flags, found.readers, strict=True):
+def add_to(group: argparse._ArgumentGroup, added: TaskFlags) -> dict[argparse.Action, Flag]:
+    """Add the flags of a task to a parser's group, which is empty so far; return them by their actions."""
+    group.title, group.description = added.title, added.about
+    actions = {}
+    for flag, read in zip(added.flags, added.readers, strict=True):
         text = f"{flag.help} ({flag.key}; default: {flag.default})".replace("%", "%%")
-        group.add_argument(
+        action = group.add_argument(
             flag.name, dest=flag.key, metavar=flag.takes, type=read, default=argparse.SUPPRESS, help=text
         )
+        actions[action] = flag
+    return actions

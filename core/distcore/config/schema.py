@@ -108,7 +108,9 @@ class Schedule(_Tree):
 
     name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
-        "auto", description="optimizer steps in which the rate rises to its peak; auto: warmup_ratio of the run"
+        "auto",
+        description="optimizer steps in which the rate rises to its peak; a number below 1 is a warmup_ratio; auto: "
+        "warmup_ratio of the run",
     )
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1")
     decay_ratio: float = Field(
@@ -118,12 +120,26 @@ class Schedule(_Tree):
         description="last part of the steps, in which warmup_stable_decay falls to 0",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _part_of_the_run(cls, given: Any) -> Any:
+        try:
+            part = float(given["warmup_steps"])
+        except (TypeError, KeyError, ValueError):
+            return given
+        return {**given, "warmup_steps": "auto", "warmup_ratio": part} if 0 < part < 1 else given
+
 
 class Clip(_Tree):
     """Gradient clipping on the whole gradient, as one process would do it."""
 
     norm: float | None = Field(1.0, gt=0, description="global L2 norm; null: off")
     value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
+
+    @field_validator("norm", "value", mode="before")
+    @classmethod
+    def _off(cls, given: object) -> object:
+        return None if given == "off" or given is False else given  # YAML reads off as false
 
 
 class LoRA(_Tree):
@@ -201,7 +217,7 @@ class RunConfig(_Tree):
     )
     task: str = Field("auto", description="what is trained: a name, or file.py:Class; auto: the installed default")
     task_options: dict[str, Any] = Field(
-        default_factory=dict, description="options of the task; distcore tasks lists them"
+        default_factory=dict, description="options of the task; distcore tasks NAME lists them"
     )
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")

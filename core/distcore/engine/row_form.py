@@ -41,6 +41,8 @@ class PaddingFree:
 
     on: bool
     """True if rows were computed without padding."""
+    why: str = ""
+    """The reason, if the user left it open."""
     difference: float | None = None
     """Largest difference from the losses with padding, relative to their mean; ``None``: not compared."""
 
@@ -52,10 +54,10 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     'on' raises ConfigError.
     """
     config, task, asked, why = run.config, completed.task, completed.form.asked, completed.form.why
-    run = _with_facts(run, PaddingFree(on=not config.pads_rows))
+    run = _with_facts(run, PaddingFree(on=not config.pads_rows, why=why))
     if config.pads_rows:
         if why and run.world.is_main and task.computes_padding_free:
-            log.info("padding-free: off: %s", why)
+            log.debug("padding-free: off: %s", why)
         return run, data
     padded = _padded(data)
     if padded is None:  # such as documents isolated inside one row: padding would join them
@@ -70,14 +72,14 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     compared = f"losses of {len(rows)} rows differ by {apart:.1e} from those with padding (bound: {bound:.0e})"
     if apart <= bound:
         if run.world.is_main:
-            log.info("padding-free: on%s; %s", f": {why}" if why else "", compared)
-        return _with_facts(run, PaddingFree(on=True, difference=apart)), data
+            log.debug("padding-free: on%s; %s", f": {why}" if why else "", compared)
+        return _with_facts(run, PaddingFree(on=True, why=why, difference=apart)), data
     if asked == "on":
         raise ConfigError(f"padding_free = 'on': {compared}; use --padding-free off")
     undo()
     if run.world.is_main:
         log.warning("padding-free: off: %s", compared)
-    return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, difference=apart)), padded
+    return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, why=compared, difference=apart)), padded
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:

@@ -22,6 +22,7 @@ from distcore.engine.frozen import with_frozen
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_tally
 from distcore.engine.mixed_devices import explain_mixed_devices
+from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import catch_stop_signals
@@ -39,7 +40,7 @@ from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, export, join
 from distcore.rank_environment.network import prepare_network, spans_machines
 from distcore.resolve.complete import agree, complete, total_steps_of
-from distcore.resolve.micro_batches import description, most_micro_batches
+from distcore.resolve.micro_batches import cut, description, most_micro_batches
 from distcore.resolve.resolve import Resolved
 from distcore.resolve.run_folder import check_out, on_main
 
@@ -83,9 +84,11 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     if spans_machines(rank_info):
         check_shared(run, hooks)
     run, data = row_form.settle(run, hooks, completed, data)
+    for line in overview(run, data) if world.is_main else ():
+        log.info("%s", line)
     progress, best = resume_or_start(run, hooks, task, data, rows)
-    if world.is_main and run.config.micro_batch_size == "auto":
-        log.info("%s", description(run.config))
+    if world.is_main:
+        log.debug("%s", description(run.config, data))
     with explain_mixed_devices(run, hooks):
         sanity_check(run, hooks, task, data)
         meter = Meter(progress)
@@ -128,6 +131,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         strategy_state=built.state,
         base=base,
         tally=Tally((*BoundTask.of(task).logs, *hooks.logs)),
+        facts={"model": model_size(module), "micro_batches": cut(config)},
     )
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
     if BoundTask.of(task).has("frozen"):

@@ -13,19 +13,22 @@ from torch import nn
 from distcore.checkpoint.provenance import provenance, without_folder
 from distcore.config import RunConfig, dump_config
 from distcore.extensions.metrics import lines_up_to
+from distcore.resolve.usual import differing, usual
 
 FILE = "README.md"
 """The file of a model folder that hubs show."""
 KINDS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForImageClassification": "image-classification",
-    "ForMaskedLM": "fill-mask",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForConditionalGeneration": "text2text-generation",
+    "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
+    "ForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
+    "ForImageClassification": ("image-classification", "AutoModelForImageClassification"),
+    "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
+    "ForCausalLM": ("text-generation", "AutoModelForCausalLM"),
+    "LMHeadModel": ("text-generation", "AutoModelForCausalLM"),
+    "ForConditionalGeneration": ("text2text-generation", "AutoModelForSeq2SeqLM"),
 }
-"""How the name of a transformers class ends, to the pipeline of transformers that takes it."""
+"""How the name of a transformers class ends, to the pipeline of transformers that takes it, and what loads it."""
+INPUTS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
+"""Files beside a model, to the class of transformers that loads what prepares its inputs."""
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of peft's settings in the folder of an adapter."""
 AUTO_CLASSES = {
@@ -44,11 +47,11 @@ def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[s
     are those of the checkpoint. ``run`` is its run folder; the card uses its metrics and report, if they exist.
     """
     model = type(module).__name__
-    kind = next((kind for end, kind in KINDS.items() if model.endswith(end)), None)
+    kind, auto = next((both for end, both in KINDS.items() if model.endswith(end)), (None, "AutoModel"))
     is_adapter = (to / ADAPTER_CONFIG).is_file()
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
     head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
-    use = _how_to_use(to, module, config) if is_adapter else ()
+    use = _how_to_use(to, module, config) if is_adapter else _how_to_load(to, auto)
     body = _body(to.name, model, config, job_state, run, use)
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *body]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -84,6 +87,17 @@ def _body(
     yield "```"
 
 
+def _how_to_load(to: Path, auto: str) -> Iterator[str]:
+    """Yield what loads a whole model and, if it is there, what prepares its inputs."""
+    others = {file: name for file, name in INPUTS.items() if (to / file).is_file()}
+    yield from ("", "```python", f"from transformers import {', '.join([auto, *others.values()])}", "")
+    yield f'model = {auto}.from_pretrained("{to.name}")'
+    for name in others.values():
+        variable = "tokenizer" if name == "AutoTokenizer" else "processor"
+        yield f'{variable} = {name}.from_pretrained("{to.name}")'
+    yield "```"
+
+
 def _how_to_use(to: Path, module: Any, config: RunConfig) -> Iterator[str]:
     """Yield code that loads an adapter. The base of a classifier may have a head for other classes."""
     settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -114,7 +128,8 @@ def _evaluation(run: Path, step: int) -> dict[str, float]:
 def _shareable(config: RunConfig) -> str:
     """Return the values that differ from the defaults as YAML, with absolute paths cut to their last part."""
     shared = json.loads(json.dumps(config.model_dump(mode="json")), object_hook=_without_folders)
-    return dump_config(RunConfig.model_validate(shared), defaults=False)
+    known = yaml.safe_load(dump_config(RunConfig.model_validate(shared), defaults=False))
+    return yaml.safe_dump(differing(known, usual(config)), sort_keys=False, allow_unicode=True)
 
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:

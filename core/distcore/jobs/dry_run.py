@@ -41,7 +41,7 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     yield f"rows: {sizes}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank, of {available_cores()} core(s) here"
-    yield description(config)
+    yield description(config, data)
     yield from _memory(completed, data)
     yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):

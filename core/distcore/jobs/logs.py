@@ -1,4 +1,7 @@
-"""The logger ``distcore``: one line per message on stderr, with separate levels for rank 0 and the other ranks."""
+"""The logger ``distcore``: one line per message on stderr, with separate levels for rank 0 and the other ranks.
+
+What rank 0 tells the user stands there as it is; other lines begin with their level and rank.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,17 @@ def set_up_logging(config: RunConfig, rank: int) -> None:
     log.propagate = False
     handler = _Screen()
     handler.setFormatter(logging.Formatter(f"%(levelname).1s rank {rank}: %(message)s"))
+    handler.is_plain = rank == 0
     log.handlers = [handler]
 
 
 class _Screen(logging.Handler):
     """Writes to the ``sys.stderr`` of the moment: a live progress line replaces it, and so stays below the messages."""
 
+    is_plain = False
+    """Whether what is told at the level INFO stands alone in its line."""
+
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record as one line."""
-        print(self.format(record), file=sys.stderr)
+        told = self.is_plain and record.levelno == logging.INFO
+        print(record.getMessage() if told else self.format(record), file=sys.stderr)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, MetaModelError, RankError
+from distcore.errors import ConfigError, DistcoreError, MetaModelError, RankError, raised_at, write_traceback
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import launch
 from distcore.launchers.processes.binding import bind_cores
-from distcore.launchers.processes.failures import Failure, run_as_rank
+from distcore.launchers.processes.failures import Failure, one_line, run_as_rank
 from distcore.launchers.processes.log_files import log_to_file, write_pid_file
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import RankInfo
@@ -135,25 +135,38 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Check as much as possible before ranks start; then start them, or print the plan of a dry run."""
+    set_up_logging(config, rank=0)
+    out = None if dry_run else config.out
+    try:
+        resolved = resolve_here(config)
+        if dry_run:
+            print(_plan(resolved, check(resolved)))
+            return
+        out = resolved.config.out
+        show(_train_here(resolved))
+    except DistcoreError:
+        raise
+    except Exception as error:
+        cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
+        file = write_traceback(error, Path(out, "errors") if out else None)
+        raise RankError(f"{cause}; traceback in {file}{raised_at(error)}") from None
+
+
+def _train_here(resolved: Resolved) -> Report:
+    """Check the data, then train in this process or in ranks that it starts."""
     from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
 
-    set_up_logging(config, rank=0)
-    resolved = resolve_here(config)
     data = check(resolved)
-    if dry_run:
-        print(_plan(resolved, data))
-        return
     with write_pid_file():
         if resolved.config.nproc == 1 and not resolved.config.max_restarts:
             keep_to_cores()
             log_to_file(rank=0)
             del data  # the rank opens it from the cache
-            show(trainer.train(resolved, RankInfo()))
-            return
+            return trainer.train(resolved, RankInfo())
         preload(resolved, data)
         del data  # ranks open it from the cache
-        show(launch_and_restart(resolved.config))
+        return launch_and_restart(resolved.config)
 
 
 def preload(resolved: Resolved, data: Datasets) -> None:

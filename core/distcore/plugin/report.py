@@ -31,8 +31,12 @@ class Report(TypedDict):
     """The evaluated weights: ``raw``, or ``ema``, their moving average."""
     compile: dict[str, Any]
     """``mode`` of ``--compile``, ``compilations``, those that were ``recompilations``, and ``seconds``; of rank 0."""
+    model: dict[str, int]
+    """``parameters``, and those ``trained``, by their elements."""
+    micro_batches: dict[str, int | None]
+    """Most ``rows`` and ``tokens`` of one, and what one more costs, ``forward_tokens``; null: no bound."""
     padding_free: dict[str, Any]
-    """``on``: true without padding; ``difference`` of some rows' losses from padded ones, if compared."""
+    """``on``: true without padding, and ``why``; ``difference`` of losses from padded ones, if compared."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from distcore.config import RunConfig
+from distcore.plugin.batching.columns import common_value
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.task.task import Task
+from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve import row_form
 
 TOKENS, CPU_TOKENS = 8192, 4096
@@ -51,13 +52,24 @@ def most_micro_batches(config: RunConfig, shards: int) -> int:
     return max(1, config.global_batch_size // (rows * shards))
 
 
-def description(config: RunConfig) -> str:
+def cut(config: RunConfig) -> dict[str, int | None]:
+    """Return how a resolved config cuts its steps, for the report."""
+    size, cost = config.micro_batch_size, config.loader.forward_tokens
+    return {
+        "rows": None if size == "auto" else size,
+        "tokens": config.micro_batch_tokens,
+        "forward_tokens": None if cost == "auto" else cost,
+    }
+
+
+def description(config: RunConfig, data: Datasets) -> str:
     """Return one line that says how a resolved config cuts its steps."""
-    size = config.micro_batch_size
-    rows = [] if size == "auto" else [f"{size} rows"]
-    if config.micro_batch_tokens is None:
+    size, tokens = config.micro_batch_size, config.micro_batch_tokens
+    if tokens is None:
         return f"micro-batches: at most {size} rows, equally many in each"
-    bounds = " and ".join([*rows, f"{config.micro_batch_tokens} tokens"])
-    cost = config.loader.forward_tokens
+    if common_value(data.train.lengths) == 1:  # rows without tokens
+        return f"micro-batches: at most {tokens if size == 'auto' else min(size, tokens)} rows"
+    bounds = " and ".join([*([] if size == "auto" else [f"{size} rows"]), f"{tokens} tokens"])
     padding = "padding included" if config.pads_rows else "without padding"
+    cost = config.loader.forward_tokens
     return f"micro-batches: at most {bounds}, {padding}; cut by length, as if one more cost {cost} tokens"

@@ -8,9 +8,6 @@ from distcore.errors import ConfigError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.resolve.strategies import names_that
 
-MOST_RANKS = 2**16
-"""Most ranks that a message proposes."""
-
 
 def world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
     """Return the number of ranks; ``started`` of them if a launcher has started some. Raises ConfigError.
@@ -39,39 +36,51 @@ def world_size(config: RunConfig, declared: Capabilities, device: str, started: 
 
 def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> int:
     """Return how many data shards ``world_size`` ranks make; raises ConfigError where some ranks would be left over."""
-    shards, left_over = divmod(world_size, declared.ranks_per_shard)
-    if left_over:
-        unit = declared.ranks_per_shard
+    unit = declared.ranks_per_shard
+    if world_size % unit:
+        others = [size for size in (world_size // unit * unit, (world_size // unit + 1) * unit) if size]
         raise ConfigError(
-            f"nproc = {world_size}: under strategy {config.strategy!r} {unit} ranks train on the same rows, so their "
-            f"number must be a multiple of {unit}; nearest possible: {_nearest_multiples(world_size, unit)}"
+            f"--nproc {world_size}: under strategy {config.strategy!r} {unit} ranks train on the same rows, so their "
+            f"number must be a multiple of {unit}",
+            *({"--nproc": size} for size in others),
         )
-    return shards
+    return world_size // unit
 
 
 def check_micro_batch_size(config: RunConfig, shards: int) -> None:
     """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
-    whole, micro = config.global_batch_size, config.micro_batch_size
-    if micro != "auto" and micro < 1:
-        raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
-    unit = shards * (1 if micro == "auto" else micro)
-    if whole % unit:
-        raise ConfigError(
-            f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
-            f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
-        )
+    whole, asked = config.global_batch_size, config.micro_batch_size
+    if asked != "auto" and asked < 1:
+        raise ConfigError(f"micro_batch_size = {asked}: must be at least 1")
+    micro = 1 if asked == "auto" else asked
+    if whole % (shards * micro):
+        each = int(config.nproc) // shards
+        groups = f"{shards} rank{'s' * (shards > 1)}" if each == 1 else f"{shards} groups of {each} ranks"
+        rows = f"the {whole} rows of a step (--global-batch-size) cannot be shared equally by {groups}"
+        typed, pieces = f"--nproc {config.nproc}", ""
+        if asked != "auto":
+            typed, pieces = f"--micro-batch-size {micro}", f" in pieces of {micro}"
+        raise ConfigError(f"{typed}: {rows}{pieces}", *_remedies(whole, micro, shards, each))
 
 
-def _nearest_multiples(value: int, unit: int) -> str:
-    below = value // unit * unit
-    return ", ".join(str(size) for size in (below, below + unit) if size)
+def _remedies(whole: int, micro: int, shards: int, each: int) -> list[dict[str, int]]:
+    """Return the flags, with values, that each divide the rows of a step; the two that change least of a command."""
+    unit = shards * micro
+    multiples = [size for size in (whole // unit * unit, (whole // unit + 1) * unit) if size]
+    remedies = [{"--global-batch-size": _nearest(whole, multiples)}]
+    if micro > 1 and whole % shards == 0:
+        remedies.append({"--micro-batch-size": _nearest(micro, _divisors(whole // shards, micro))})
+    elif shards > 1 and whole % micro == 0:
+        remedies.append({"--nproc": each * _nearest(shards, _divisors(whole // micro, 2 * shards))})
+    elif len(multiples) > 1:
+        remedies = [{"--global-batch-size": size} for size in multiples]
+    return remedies
 
 
-def _ranks_that_go(config: RunConfig, shards: int) -> str:
-    """Return a hint with the numbers of ranks, below and above, that the global batch can be divided among."""
-    whole, micro = config.global_batch_size, 1 if config.micro_batch_size == "auto" else config.micro_batch_size
-    each = max(1, int(config.nproc) // shards)  # ranks of one data shard
-    parts = 0 if whole % micro else min(whole // micro, MOST_RANKS)
-    possible = [size for size in range(1, parts + 1) if whole // micro % size == 0]
-    sizes = [*[size for size in possible if size < shards][-1:], *[size for size in possible if size > shards][:1]]
-    return f"; {whole} goes with {' or '.join(str(size * each) for size in sizes)} rank(s)" if sizes else ""
+def _divisors(number: int, most: int) -> list[int]:
+    return [size for size in range(1, most + 1) if number % size == 0]
+
+
+def _nearest(value: int, sizes: list[int]) -> int:
+    """Return the size nearest to ``value``; of two as near the smaller one, but not 1."""
+    return min(sizes, key=lambda size: (abs(size - value), size == 1, size))

@@ -85,7 +85,7 @@ def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tp": 3}, r"nproc = 4: under strategy 'mesh' 3 ranks train on the same rows.*nearest possible: 3, 6"),
+        ({"tp": 3}, r"--nproc 4: under strategy 'mesh' 3 ranks train on the same rows.*; use --nproc 3 or --nproc 6"),
         ({"tp": 2, "shard": 3}, r"tp = 2 \* shard = 3 does not make nproc = 4: a multiple of 6 would"),
         ({"replicate": 2, "shard": 1}, r"options: replicate = 2 \* shard = 1 does not make nproc = 4: 2 ranks would"),
         ({"plan": "no.yaml"}, r"plan = 'no.yaml': cannot be read: .*No such file"),

@@ -16,7 +16,7 @@ SUMMARY = "measure the laws against a strategy or a task"
 
 BROKEN = 1
 """Exit code if a case is broken."""
-COLOURS = {"held": "green", "broken": "red", "skipped": "yellow"}
+COLORS = {"held": "green", "broken": "red", "skipped": "yellow"}
 """Of the verdicts."""
 
 
@@ -62,8 +62,8 @@ def _of_strategy(arguments: argparse.Namespace, settings: dict[str, Any]) -> tup
     return measure([subject])[0], {"spec_version": declared.spec_version}
 
 
-def show(found: list[Finding]) -> None:
-    """Print a table of the findings, why cases were skipped, one line per broken case, and a summary."""
+def show(findings: list[Finding]) -> None:
+    """Print a table of the findings, below it why cases were skipped or are broken, and a summary."""
     from rich.text import Text
 
     from distcore.tables import print_cells, say, stdout_console
@@ -74,20 +74,21 @@ def show(found: list[Finding]) -> None:
         (
             f"{LAWS[finding.law]} {finding.law}",
             finding.case,
-            Text(finding.verdict, COLOURS[finding.verdict]),
+            Text(finding.verdict, COLORS[finding.verdict]),
             _number(finding.error),
             _number(finding.bound),
         )
-        for finding in found
+        for finding in findings
     ]
     print_cells(console, ("law", "case", "", "error", "bound"), rows)
-    for reason in dict.fromkeys(finding.note for finding in found if finding.held is None):
-        skipped = ", ".join(finding.case for finding in found if finding.held is None and finding.note == reason)
-        say(console, f"skipped: {skipped}: {reason}")
-    for finding in found:
-        if finding.held is False:
-            say(console, str(finding))
-    counts = {word: sum(finding.verdict == word for finding in found) for word in COLOURS}
+    for verdict in ("skipped", "broken"):
+        reasons: dict[str, list[str]] = {}
+        for finding in findings:
+            if finding.verdict == verdict:
+                reasons.setdefault(finding.note, []).append(finding.case)
+        for reason, cases in reasons.items():
+            say(console, f"{verdict}: {', '.join(cases)}: {reason}")
+    counts = {word: sum(finding.verdict == word for finding in findings) for word in COLORS}
     say(console, ", ".join(f"{count} {word}" for word, count in counts.items()))
 
 

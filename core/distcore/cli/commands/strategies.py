@@ -1,4 +1,4 @@
-"""``distcore strategies``: list the installed strategies, what they declare, and their options."""
+"""``distcore strategies``: list the installed strategies and what they declare, or the options of one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import ClassVar
 from distcore.cli.plugins_table import Description, PluginsTable
 from distcore.cli.plugins_table import add_arguments as add_arguments
 
-SUMMARY = "list the installed strategies: what they declare, and their options"
+SUMMARY = "list the installed strategies, or the options of one"
 
 
 class StrategiesTable(PluginsTable):
     """What each strategy declares."""
 
     group = "strategies"
+    by_name_alone = ("distribution", "gradients")
     unusable: ClassVar[Description] = {"shorthand": None, "declares": None}
 
     def facts(self, name: str, cls: type[object]) -> Description:

@@ -1,4 +1,4 @@
-"""``distcore tasks``: list the installed tasks, what they measure, and their options."""
+"""``distcore tasks``: list the installed tasks and what they measure, or the options of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distcore.cli.plugins_table import add_arguments as add_arguments
 if TYPE_CHECKING:
     from rich.console import Console
 
-SUMMARY = "list the installed tasks: their metrics, and their options"
+SUMMARY = "list the installed tasks and their metrics, or the options of one"
 
 
 class TasksTable(PluginsTable):

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from distcore.cli import launcher_flags as launcher_flags
 from distcore.cli import waiting
-from distcore.cli.flags import FLAGS, GROUPS, OPTION
+from distcore.cli.flags import COMMON, FLAGS, GROUPS, OPTION, Flag
 from distcore.cli.parser import Parser
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
 
 SUMMARY = "train, evaluate and test a model, on as many ranks as you like"
+SET = "set any config key, such as optimizer.eps=1e-6; repeatable"
+SWEEP = "a run for each value, all in one folder; repeated: for each combination"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     other = add_job_flags(parser)
     launcher_flags.add_launcher_flags(parser)
-    other.add_argument(
+    profile = other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
         help="print where the time of a step goes, and write traces",
     )  # fmt: skip
-    other.add_argument(
-        "--sweep", action="append", default=[], metavar="KEY=V,V,…",
-        help="a run for each of these values, into one folder; repeated: for each combination",
-    )  # fmt: skip
+    sweep = other.add_argument("--sweep", action="append", default=[], metavar="KEY=V,V,…", help=SWEEP)
+    if isinstance(parser, Parser):
+        parser.short_help |= {profile: None, sweep: Flag("--sweep", "", "", SWEEP)}
     other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
 
 
 def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
     """Add the flags of ``GROUPS`` but those in ``leave_out``, of the task, and ``--set``; return the last group."""
+    short_help = parser.short_help if isinstance(parser, Parser) else {}
     parser.argument_default = argparse.SUPPRESS  # a flag that is not given must not override the file
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
@@ -46,14 +48,13 @@ def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = (
             if flag.name not in leave_out:
                 text = f"{flag.help} (default: {flag.default})"
                 how: dict[str, Any] = {"metavar": flag.takes} if flag.takes else {"action": "store_true"}
-                group.add_argument(flag.name, dest=flag.key, help=text, **how)
+                action = group.add_argument(flag.name, dest=flag.key, help=text, **how)
+                short_help[action] = flag if flag.name in COMMON else None
         if title == "what is trained" and isinstance(parser, Parser):
             parser.task_group = parser.add_argument_group()
     other = parser.add_argument_group("other")
-    other.add_argument(
-        "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
-        help="set any config key, such as optimizer.eps=1e-6; repeatable",
-    )  # fmt: skip
+    action = other.add_argument("--set", dest="set", action="append", default=[], metavar="KEY=VALUE", help=SET)
+    short_help[action] = Flag("--set", "", "", SET)
     return other
 
 

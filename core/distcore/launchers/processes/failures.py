@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, TextIO, TypeVar
 
-from distcore.errors import DistcoreError, RankError, StoppedError
+from distcore.errors import DistcoreError, RankError, StoppedError, raised_at
 from distcore.launchers.processes.log_files import log_to_file
 from distcore.launchers.processes.start_method import die_with_agent
 
@@ -49,6 +49,8 @@ class Failure:
     """Exit status of the rank's process."""
     raised: str | None = None
     """Class name of the DistcoreError that the rank raised; ``None`` for anything else."""
+    at: str = ""
+    """Where the user's code raised it, as ``raised_at`` says it."""
 
     def line(self, size: int, file: Path, where: str = "") -> str:
         """Return one line for the screen; an error that the user can correct does not name the rank.
@@ -60,7 +62,7 @@ class Failure:
         what = "details" if self.kind == "signal" else "traceback"
         on = f" on {where}" if where else ""
         likely = "; likely another rank, its machine or the link to it is gone" if where and self.kind == "lost" else ""
-        return f"rank {self.rank} of {size}{on} failed: {self.cause}{likely}; {what} in {file}"
+        return f"rank {self.rank} of {size}{on} failed: {self.cause}{likely}; {what} in {file}{self.at}"
 
     def error(self, size: int, file: Path) -> DistcoreError:
         """Return the exception that the launcher raises: the rank's own DistcoreError, else a RankError."""
@@ -215,7 +217,7 @@ def _describe(error: BaseException, rank: int) -> Failure:
     cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
     if _is_lost_peer(error):
         return Failure(rank=rank, kind="lost", cause=f"lost its peers: {cause}", when=now)
-    return Failure(rank=rank, kind="error", cause=cause, when=now)
+    return Failure(rank=rank, kind="error", cause=cause, when=now, at=raised_at(error))
 
 
 def _is_lost_peer(error: BaseException | None) -> bool:

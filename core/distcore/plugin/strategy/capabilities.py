@@ -82,7 +82,7 @@ class Capabilities:
     deterministic: bool = True
     """False if two runs of one config may round differently, for example because timing decides the order of sums."""
     limits: tuple[str, ...] = ()
-    """Known limits, one sentence each; ``distcore strategies`` shows them."""
+    """Known limits, one sentence each; ``distcore strategies NAME`` shows them."""
     exempt: Mapping[str, str] = field(default_factory=dict)
     """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, mapped to the reason.
 

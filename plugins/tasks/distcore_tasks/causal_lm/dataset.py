@@ -126,6 +126,13 @@ class SequenceDataset:
             given = max(1, min(PROMPT, length // 2))
         return self.arrays.tokens[start : start + given].astype(np.int64)
 
+    def completion(self, index: int) -> np.ndarray:
+        """Return the targets right behind the prompt of a row, up to the next other token, int32 ``(tokens,)``."""
+        begin = int(self.arrays.starts[index]) + len(self._prompt(index))
+        end = int(self.arrays.starts[index] + self.arrays.lengths[index]) + 1
+        gaps = np.flatnonzero((self.arrays.flags[begin:end] & COUNTED) == 0)
+        return self.arrays.tokens[begin : begin + int(gaps[0]) if len(gaps) else end]
+
 
 def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
     """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and ``prompt_mask``, int64 ``(n, longest)``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
 from distcore.data import read_records
-from distcore_tasks.causal_lm.dataset import empty_dataset
+from distcore_tasks.causal_lm.dataset import SequenceDataset, empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
@@ -119,7 +119,8 @@ class CausalLM(SelectsLogits, CausalOptions):
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation also ``prompt`` and ``generated``.
 
-        For prompts without answers, yields only the latter two.
+        Beside ``generated``, ``completion`` is what the data has there: the answer, or as many tokens of a document as
+        may be generated. Prompts without answers have ``prompt`` and ``generated`` alone.
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
@@ -136,6 +137,12 @@ class CausalLM(SelectsLogits, CausalOptions):
             if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
                 line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
+                if isinstance(data.test, SequenceDataset):
+                    expected = data.test.completion(index).tolist()
+                    ends = data.end in expected  # else it is a document, which goes on
+                    line["completion"] = tokenizer.decode(
+                        expected[: expected.index(data.end) if ends else self.max_new_tokens]
+                    )
             yield line
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:

@@ -62,6 +62,8 @@ def test_its_predictions_say_what_was_asked_and_generated(plain: Report, folder:
     lines = list(map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()))
     assert [line["index"] for line in lines] == list(range(6))
     assert all(line["prompt"].startswith("after ") and line["generated"] for line in lines)
+    answers = {row["prompt"]: row["completion"] for row in ROWS}
+    assert all(line["completion"] == answers[line["prompt"]] for line in lines)
     total = sum(line["loss"] * line["tokens"] for line in lines) / sum(line["tokens"] for line in lines)
     assert total == pytest.approx(plain["evaluation"]["loss"])
 

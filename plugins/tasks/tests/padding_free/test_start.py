@@ -54,16 +54,17 @@ def losses(rows: Path, name: str) -> list[float]:
 def test_a_run_is_padding_free_where_it_gains_and_computes_the_same(
     rows: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "distcore"):
+    with caplog.at_level(logging.DEBUG, "distcore"):
         report = run(rows, "auto")
     [line] = [record.message for record in caplog.records if record.message.startswith("padding-free:")]
     assert line.startswith("padding-free: on: spares ")
     assert "losses of 8 rows differ by " in line
     assert report["padding_free"]["on"]
+    assert report["padding_free"]["why"].startswith("spares ")
     assert report["padding_free"]["difference"] < 1e-6
     assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["padding_free"] == "on"
     off = run(rows, "off", padding_free="off")
-    assert off["padding_free"] == {"on": False, "difference": None}
+    assert off["padding_free"] == {"on": False, "why": "", "difference": None}
     assert losses(rows, "auto") == pytest.approx(losses(rows, "off"), rel=1e-5)
     assert report["evaluation"]["loss"] == pytest.approx(off["evaluation"]["loss"], rel=1e-5)
     path = rows.parent / "auto/checkpoints/step-00000003"

@@ -91,3 +91,10 @@ def advice(file: str | None, changes: Mapping[str, Any], config: RunConfig) -> s
     from distcore_workbench.planning.request import Request
 
     return advice(Request(config=file, changes=changes, strategies="", ranks=[int(config.nproc)]), config)
+
+
+def advice_in_a_rank(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:
+    """Return the same for one of ``ranks`` that another launcher started; empty if there is none in time."""
+    from distcore_workbench.planning.beside_a_rank import ask
+
+    return ask(file, changes, ranks)

@@ -26,8 +26,10 @@ def show(plan: Plan, devices: Mapping[str, int]) -> None:
     known = [row for row in plan.rows if row.memory is not None]
     if known:
         console.print()
-        headings = [*HEADINGS, *(f"fits {size}" for size in devices)]
-        print_cells(console, headings, [cells(row, devices) for row in known], numbers=True)
+        headings = ["strategy, ranks", *HEADINGS[2:], *(f"fits {size}" for size in devices)]
+        # In one cell: where columns do not fit they go on below, beside the first one alone.
+        table = [(f"{name}, {ranks}", *sizes) for name, ranks, *sizes in (cells(row, devices) for row in known)]
+        print_cells(console, headings, table, numbers=True)
         for line in remarks(plan):
             say(console, line)
     for row in plan.rows:

@@ -18,7 +18,7 @@ Facts = dict[str, Any]
 FILE_WIDTH = 200
 """Characters per line where stdout is not a terminal."""
 HEADINGS = ("setting", "for", "samples/s", "peak", "s", "result")
-FINAL_HEADINGS = ("setting", "samples/s", "lowest … highest", "rounds", "times as given")
+FINAL_HEADINGS = ("setting", "samples/s", "slowest round", "rounds", "times as given")
 LADDER_HEADINGS = ("setting", "samples/s", "peak")
 
 
@@ -94,7 +94,7 @@ def markdown(facts: Facts) -> str:
 def _tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     finals = [
         [
-            one["name"], f"{one['samples_per_second']:.1f}", f"{min(one['rounds']):.1f} … {max(one['rounds']):.1f}",
+            one["name"], f"{one['samples_per_second']:.1f}", f"{min(one['rounds']):.1f}",
             str(len(one["rounds"])), f"{one['times_as_given']:.2f}" if one["times_as_given"] else "n/a",
         ]
         for one in facts["finals"]

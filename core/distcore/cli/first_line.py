@@ -1,0 +1,50 @@
+"""A line within two seconds of every command: what it is doing, also where imports are slow."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SILENCE = 1.5
+"""Seconds after which a command that has said nothing says that it is at work."""
+SLOW = "torch"
+"""The package whose import may take longer than that, and lets no other thread run meanwhile."""
+
+
+class FirstLine:
+    """Says once what a command is doing: before ``SLOW`` is imported, or after ``SILENCE``. A finder of modules."""
+
+    def __init__(self, command: str) -> None:
+        self.command, self.is_said = command, False
+        self.timer = threading.Timer(SILENCE, self.say, ("starting",))
+        self.timer.daemon = True
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Find nothing, but take notice of what is imported."""
+        if name == SLOW:
+            self.say("loading PyTorch")
+
+    def say(self, what: str) -> None:
+        """Print that the command does ``what``, unless it has said something."""
+        if not self.is_said:
+            self.is_said = True
+            print(f"distcore {self.command}: {what}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def first_line(command: str) -> Iterator[None]:
+    """Have the main rank say soon what ``command`` is doing while what is inside runs."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    line = FirstLine(command)
+    sys.meta_path.insert(0, line)
+    line.timer.start()
+    try:
+        yield
+    finally:
+        line.timer.cancel()
+        sys.meta_path.remove(line)

@@ -1,0 +1,37 @@
+"""The lines before the first step: what the run will do, in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from distcore.config import GIVEN
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.task.task import Datasets
+
+
+def model_size(module: nn.Module) -> dict[str, int]:
+    """Return the elements of a whole model's parameters, and of those that are trained; also on the meta device."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return {"parameters": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
+
+
+def overview(run: Run, data: Datasets) -> Iterator[str]:
+    """Yield the lines, each with what it is about at its beginning."""
+    config, facts = run.config, data.facts
+    source, classes = facts.get("data"), facts.get("classes", facts.get("tags"))
+    count = len(classes) if isinstance(classes, list | tuple) else classes
+    yield f"task:   {config.task.removeprefix(GIVEN)}{f', {count} classes' if isinstance(count, int) else ''}"
+    rows = f"{len(data.train):,} to train on, {len(data.evaluation):,} to evaluate on"
+    tested = "the same to test on" if data.test is data.evaluation else f"{len(data.test):,} to test on"
+    yield f"rows:   {rows}, {tested}{f', of {source}' if isinstance(source, str) else ''}"
+    size, name = run.facts["model"], config.task_options.get("model")
+    trained = "" if size["trained"] == size["parameters"] else f", {size['trained']:,} of them trained"
+    kind = type(run.module).__name__
+    named = f"{name} ({kind})" if isinstance(name, str) else kind
+    yield f"model:  {named}, {size['parameters']:,} parameters{trained}"
+    ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on {run.world.device.type}"
+    yield f"ranks:  {ranks}, in {config.precision}"
+    epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
+    yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs} epoch{'s' * (epochs != '1')}"

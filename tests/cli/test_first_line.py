@@ -1,0 +1,60 @@
+"""Something is on the screen within two seconds, also where importing torch takes longer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SLOW = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                {wait}
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def seconds_to_the_first_line(folder: Path, module: str, wait: str, *words: str) -> tuple[float, str]:
+    (folder / "sitecustomize.py").write_text(SLOW.format(module=module, wait=wait))
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    begun = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "distcore", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env=environment,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        seconds = time.monotonic() - begun
+        process.kill()
+    return seconds, line
+
+
+@pytest.mark.parametrize(
+    ("module", "wait", "words", "line"),
+    [
+        ("torch", "sum(range(10**6))", "train --task nowhere.py:Task", "distcore train: loading PyTorch\n"),
+        ("rich.console", "time.sleep(0.1)", "tasks", "distcore tasks: starting\n"),
+    ],
+    ids=["torch", "another"],
+)
+def test_a_slow_import_is_announced(tmp_path: Path, module: str, wait: str, words: str, line: str) -> None:
+    seconds, said = seconds_to_the_first_line(tmp_path, module, wait, *words.split())
+    assert said in (line, f"distcore {words.split()[0]}: starting\n")  # a busy machine may take a second before that
+    assert seconds < 2.5  # two, and what a busy machine takes to start Python
+
+
+@pytest.mark.ranks
+def test_one_rank_speaks() -> None:
+    words = [sys.executable, "-m", "distcore", "train", "--strategy", "nowhere"]
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | ranks)
+    assert "loading" not in done.stderr

@@ -1,0 +1,104 @@
+"""An error in a user's own code: one line that ends where it was raised, and the traceback in the run folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from work_folder import enter, install
+
+from distcore.cli.main import main
+
+TASK = """
+import torch
+from torch import nn
+from distcore import Simple
+
+class Points(Simple):
+    def data(self):
+        rows = torch.utils.data.TensorDataset(torch.randn(24, 4), torch.randn(24))
+        return rows, rows
+
+    def model(self):
+        return nn.Linear(4, 1)
+
+    def row_loss(self, model, batch):
+        points, targets = batch
+        return self.squared(model(points)[:, 0], targets.reshape(7))
+
+    def squared(self, predicted, targets):
+        return (predicted - targets) ** 2
+
+class Unprepared(Points):
+    def data(self):
+        return {}["rows"]
+"""
+STRATEGY = """
+from distcore import hookimpl
+from distcore.strategies.single import SingleStrategy
+
+class Broken(SingleStrategy):
+    @hookimpl
+    def backward(self, loss):
+        return 1 / 0
+"""
+JOB = (
+    "train --device cpu --max-steps 1 --global-batch-size 8 --log-level error --out run --set extensions.progress=false"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(tmp_path, monkeypatch)
+    for name, text in {"points.py": TASK, "broken.py": STRATEGY}.items():
+        Path(name).write_text(text)
+
+
+def line_number(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize(
+    ("task", "cause", "part"),
+    [("Points", "RuntimeError: shape", "reshape(7)"), ("Unprepared", "KeyError: 'rows'", '{}["rows"]')],
+)
+def test_of_a_task_in_one_process(task: str, cause: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--task", f"points.py:{task}"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {cause}")
+    place = f"points.py:{line_number(TASK, part)}"
+    assert line.endswith(f"; traceback in run/errors/traceback.txt; raised at {place}")
+    assert "Traceback" in Path("run/errors/traceback.txt").read_text()
+
+
+def test_of_a_strategy_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "broken-plugin", "[distcore.strategies]\nbroken = broken:Broken\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("points.py").write_text(TASK.replace(".reshape(7)", ""))
+    assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "broken"]]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    place = f"broken.py:{line_number(STRATEGY, '1 / 0')}"
+    assert line == (
+        f"error: ZeroDivisionError: division by zero; traceback in run/errors/traceback.txt; raised at {place}"
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-ddp")
+def test_in_a_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]]) == 3
+    (line,) = capfd.readouterr().err.splitlines()
+    place = f"points.py:{line_number(TASK, 'reshape(7)')}"
+    begin = r"error: rank ([01]) of 2 failed: RuntimeError: shape .*"
+    said = re.fullmatch(rf"{begin}; traceback in \S*run/errors/rank-\1\.txt; raised at {place}", line)
+    assert said, line
+    assert "Traceback" in Path(f"run/errors/rank-{said[1]}.txt").read_text()
+
+
+def test_a_file_that_does_not_import_says_in_which_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("points.py").write_text("import torch\n\nrows = tensor(3)\n")
+    assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
+    assert capsys.readouterr().err.endswith("name 'tensor' is not defined; raised at points.py:3\n")
