@@ -97,8 +97,8 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
     assert done.stderr.strip() == "False"
     assert "loss ↓ accuracy ↑" in done.stdout
     of_help, of_table = (
-        r"--max-seq-len N +Tokens of a row; longer rows",
-        r"max_seq_len +int ≥ 4 +128 +Tokens of a row; l",
+        r"--max-seq-len N +Length of a row in tokens",
+        r"max_seq_len +int ≥ 4 +128 +Length of a row",
     )
     assert re.search(of_help if "--help" in arguments else of_table, done.stdout)
 
