@@ -11,7 +11,7 @@ from typing import Any
 
 from distcore import ConfigError, nearest
 from distcore_migrate.draft import Tree
-from distcore_migrate.flag_parsing import is_flag, parse_flags
+from distcore_migrate.flag_parsing import is_flag, parse_flags, value_of
 from distcore_migrate.launcher_flags import NAMES, PROGRAMS
 from distcore_migrate.scripts import SCRIPTS, Script
 
@@ -63,11 +63,16 @@ def parse(words: Sequence[str]) -> Command:
         if rest[0].endswith(".py"):
             target, arguments = Path(rest[0]).stem, rest[1:]
             break
+        if library := _library(rest):
+            return Command(environment=environment, launchers=tuple(launchers), **library)
         word, module = rest[0], ""
         if re.fullmatch(r"python[\d.]*", Path(word).name):
             module, rest = _python(rest[1:])
             if not module:
                 continue
+        if module.startswith("axolotl.cli"):
+            rest = ["axolotl", "train", *rest]
+            continue
         program = _program(module or Path(word).name)
         if program is None and module:
             target, arguments = module.rpartition(".")[2], rest
@@ -80,6 +85,9 @@ def parse(words: Sequence[str]) -> Command:
         flags, rest = PROGRAMS[program].flags.cut(rest)
         launchers.append((program, flags))
         if (flags.get("module") or flags.get("m")) and rest:
+            if rest[0].startswith("axolotl.cli"):
+                rest = ["axolotl", "train", *rest[1:]]
+                continue
             target, arguments = rest[0].rpartition(".")[2], rest[1:]
             break
     if target in INSTEAD:
@@ -88,6 +96,34 @@ def parse(words: Sequence[str]) -> Command:
         environment=environment, launchers=tuple(launchers), name=target, script=SCRIPTS.get(target),
         arguments=_arguments(arguments, target in SCRIPTS),
     )  # fmt: skip
+
+
+def _library(rest: list[str]) -> dict[str, Any] | None:
+    """Return the parts of a command of TRL, LLaMA-Factory or Axolotl, whose arguments stand in a YAML file."""
+    from distcore_migrate.reading import read_job
+    from distcore_migrate.sources import format_of, read_tree
+
+    program, action, words = Path(rest[0]).name, rest[1] if len(rest) > 1 else "", rest[2:]
+    if program == "trl" and action in SCRIPTS:
+        return {"name": f"trl {action}", "script": SCRIPTS[action], "arguments": _with_file(parse_flags(words))}
+    if program not in ("llamafactory-cli", "llamafactory", "axolotl", "lmf"):
+        return None
+    file = next((word for word in words if Path(word).suffix in (".yaml", ".yml", ".json")), None)
+    if action != "train" or file is None:
+        raise ConfigError(f"{program} {action}: trains nothing that can be read; known is {program} train FILE.yaml")
+    tree = read_tree(file)
+    arguments, script = read_job(tree, format_of(tree, file))
+    pairs = (word.split("=", 1) for word in words if "=" in word and not is_flag(word))
+    given = {name: value_of(value) for name, value in pairs} | parse_flags([word for word in words if is_flag(word)])
+    return {"name": f"{program} {action}", "script": script, "arguments": arguments | given}
+
+
+def _with_file(arguments: Tree) -> Tree:
+    """Return TRL's arguments with those of the file that ``--config`` names, over which they go."""
+    from distcore_migrate.sources import read_tree
+
+    file = arguments.pop("config", None)
+    return (read_tree(str(file)) if file else {}) | arguments
 
 
 def _program(name: str) -> str | None:
@@ -137,11 +173,6 @@ def _arguments(words: list[str], is_known: bool) -> Tree:
 
         return read_tree(words[0])
     if is_known:
-        return parse_flags(words)
+        return _with_file(parse_flags(words))
     first = next((place for place, word in enumerate(words) if is_flag(word)), len(words))
     return parse_flags(words[first:]) | ({"": " ".join(words[:first])} if first else {})
-
-
-def described(value: Any) -> str:
-    """Return a value of a command line as a shell takes it."""
-    return shlex.quote(str(value))

@@ -168,7 +168,10 @@ def apply(draft: Draft, rows: Mapping[str, Rule], given: Tree, what: str, prefix
     """Apply the row of each given key; one that has no row is named. ``what`` is whose keys they are."""
     for name, value in given.items():
         if row := rows.get(name):
-            row(draft, f"{prefix}{name}", value)
+            try:
+                row(draft, f"{prefix}{name}", value)
+            except (TypeError, ValueError, AttributeError):  # of a value that is no number, no truth value, no tree
+                draft.note("none", written(f"{prefix}{name}", value), "a value that is not understood")
         else:
             draft.note("none", written(f"{prefix}{name}", value), f"no key of {what}{nearest(name, rows)}")
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distcore import ConfigError, RunConfig
-from distcore_migrate import deepspeed_config, fsdp_config, steps, task_data
+from distcore_migrate import deepspeed_config, fsdp_config, lora_rules, steps, task_data, training_arguments
 from distcore_migrate.command_line import parse
 from distcore_migrate.draft import OFF, Draft
 from distcore_migrate.migration_page import nested, page
 from distcore_migrate.reading import read_arguments, read_files, together
-from distcore_migrate.scripts import Script, finish_no_trainer
+from distcore_migrate.scripts import Script, finish_no_trainer, rows_of
 from distcore_migrate.starting import place, read_launcher
 
 UNKNOWN = (
@@ -48,17 +48,20 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
         raise ConfigError("migrate: give files, or a command line behind --, such as -- python run_glue.py --do_train")
     draft, command = Draft(), parse(words) if words else None
     sources = [*([f"the command line of {command.name}"] if command else []), *files]
-    script = command.script if command else None
-    arguments = read_files(draft, files, command)
+    arguments, script = read_files(draft, files, command)
+    script = (command.script if command else None) or script
     if command is not None:
         read_launcher(draft, command)
-        arguments = together(arguments, command.arguments)
-    else:
+        arguments = together(arguments, training_arguments.in_full(command.arguments, rows_of(script)))
+    has_trainer = read_arguments(draft, arguments, command, script)
+    if command is None:
         place(draft, "")
-    has_trainer = read_arguments(draft, arguments, command)
     _complete(draft, script, has_trainer, nproc)
     if command is not None and script is None:
         draft.note("open", command.name, UNKNOWN)
+    elif script is not None and script.needs_task:
+        draft.note("open", "task", f"no shipped task trains this: write {script.task} (distcore new, docs/tasks.md), "
+                   "with the loss of a row; the rest of the file stands")  # fmt: skip
     elif script is None and not {"task_options.model", "task_options.data"} & draft.values.keys():
         draft.note("open", "task, model, data", "say them in the file, or by --task, --model and --data")
     for name, fact in draft.facts.items():
@@ -78,7 +81,9 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
     """Make keys of all facts, in the order of a config's reader: task, strategy, batches, steps, evaluation."""
     task = script.task if script else None
     if task is not None:
-        draft.set("task", task, "the script")
+        draft.set("task", task, "what the source trains")
+    elif has_trainer and draft.facts.keys() & {"model", "dataset", "train_file"}:
+        draft.set("task", "SAY-WHICH", "no source says what is trained; distcore tasks lists the tasks")
     with_arguments = script is not None or has_trainer
     task_data.model(draft, task)
     task_data.data(draft, task)
@@ -92,6 +97,8 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
     total = steps.length(draft)
     steps.schedule(draft, total)
     steps.betas(draft)
+    if script is not None and script.lora is not None:
+        lora_rules.choose(draft, *script.lora)
     steps.optimizer_options(draft)
     if script is not None and not script.trainer:
         finish_no_trainer(draft, script)
@@ -109,6 +116,8 @@ def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: b
         fsdp_config.choose(draft, draft.origin("kind", "fsdp"))
     elif own is not None:
         draft.set("strategy", own, "the script")
+    elif kind == "single" and ranks == 1:
+        draft.set("strategy", "single", draft.origin("kind"))
     elif launched == "horovod":
         draft.set("strategy", "horovod", draft.origin("launched_kind"))
     elif ranks > 1 or kind == "ddp" or launched:
@@ -116,6 +125,7 @@ def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: b
     is_said = ranks > 1 or ("processes" in draft.facts and draft.values.get("strategy"))
     if is_said and "elsewhere" not in draft.facts and draft.values.get("strategy") not in ("single", "dp"):
         draft.set("nproc", ranks, draft.origin("processes") or "--nproc")
+    draft.note_fact("idle", "processes", "one process, or one for each device")
 
 
 def _asks(draft: Draft, name: str) -> bool:
@@ -124,7 +134,7 @@ def _asks(draft: Draft, name: str) -> bool:
 
 def _remarks(draft: Draft, script: Script | None, with_arguments: bool) -> None:
     """Say what no key says: what differs in the way of training, and what is left open."""
-    if script is not None and script.trainer and not _asks(draft, "do_train"):
+    if script is not None and script.trainer and script.lora is None and not _asks(draft, "do_train"):
         draft.note("differs", "do_train, not given", "the script would train nothing; this config trains")
     for text in script.differs if script else ():
         draft.note("differs", "the script", text)

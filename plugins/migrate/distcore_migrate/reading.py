@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distcore import ConfigError
-from distcore_migrate import accelerate_config, deepspeed_config, fsdp_config, training_arguments
+from distcore_migrate import (
+    accelerate_config,
+    axolotl,
+    deepspeed_config,
+    fsdp_config,
+    lightning,
+    llama_factory,
+    training_arguments,
+)
 from distcore_migrate.command_line import Command
 from distcore_migrate.draft import OFF, Draft, Tree, written
-from distcore_migrate.scripts import rows_of
+from distcore_migrate.scripts import SCRIPTS, Script, rows_of
 from distcore_migrate.sources import format_of, read_tree
 
 LOOP_DEFAULTS: Tree = {
@@ -22,21 +30,36 @@ OF_TRAINER = frozenset({
 """Arguments by which a script is known to train with the Trainer, and to have its defaults."""
 
 
-def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> Tree:
-    """Read the files that are given or named by others; return the arguments for the Trainer."""
+LIBRARIES = {"LLaMA-Factory": llama_factory.script_of, "Axolotl": axolotl.script_of, "Lightning": lightning.script_of}
+"""Formats of whole jobs, with what a file of theirs trains."""
+
+
+def read_job(tree: Tree, kind: str) -> tuple[Tree, Script | None]:
+    """Return the arguments in a file of TrainingArguments or of a library above it, and what that trains."""
+    if kind == "TRL":
+        return tree, SCRIPTS["dpo" if "beta" in tree else "sft"]
+    script = LIBRARIES[kind](tree) if kind in LIBRARIES else None
+    return (lightning.arguments_of(tree) if kind == "Lightning" else tree), script
+
+
+def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> tuple[Tree, Script | None]:
+    """Read the files that are given or named by others; return arguments, and what a file trains if it says that."""
     arguments: Tree = {}
     launched: Tree = {}
+    script: Script | None = None
     for file in files:
         tree = read_tree(file)
         kind = format_of(tree, file)
-        if kind == "TrainingArguments":
-            arguments |= tree
+        if kind in ("TrainingArguments", "TRL", *LIBRARIES):
+            given, own = read_job(tree, kind)
+            arguments |= given
+            script = own or script
         elif kind == "accelerate config":
             launched |= tree
         else:
             draft.keep("deepspeed", file, file)
-    if command is not None and (given := command.flags_of("accelerate")) is not None:
-        flags = dict(given)
+    if command is not None and (asked := command.flags_of("accelerate")) is not None:
+        flags = dict(asked)
         if file := flags.pop("config_file", None):
             draft.note("idle", f"config_file = {file}", "read here")
             launched |= read_tree(str(file))
@@ -48,7 +71,7 @@ def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> T
         launched |= flags
     if launched:
         accelerate_config.read(draft, launched)
-    return arguments
+    return arguments, script
 
 
 def together(arguments: Tree, given: Tree) -> Tree:
@@ -62,9 +85,8 @@ def together(arguments: Tree, given: Tree) -> Tree:
     return arguments | given
 
 
-def read_arguments(draft: Draft, arguments: Tree, command: Command | None) -> bool:
+def read_arguments(draft: Draft, arguments: Tree, command: Command | None, script: Script | None) -> bool:
     """Put the arguments, and the defaults of who reads them, into the draft; return True if that is a Trainer."""
-    script = command.script if command else None
     own = rows_of(script)
     if command is not None and script is None:
         arguments = _known(draft, arguments, command.name)
@@ -75,6 +97,8 @@ def read_arguments(draft: Draft, arguments: Tree, command: Command | None) -> bo
         training_arguments.fill(draft, script.defaults, own, "the script's")
         _read_deepspeed(draft)
     if script is not None and not script.trainer:
+        if script.needs_task:
+            return False
         training_arguments.fill(draft, LOOP_DEFAULTS, own, "the script's")
     elif script is not None or has_trainer:
         training_arguments.fill(draft, training_arguments.DEFAULTS, own, "default")

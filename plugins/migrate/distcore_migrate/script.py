@@ -25,3 +25,7 @@ class Script:
     """Whether its loop is its own also without Accelerate."""
     strategy: str | None = None
     """The strategy that its source uses; ``None``: the launcher or a file says it."""
+    lora: tuple[int, float | None] | None = None
+    """Rank and alpha of LoRA that it takes by default; ``None``: it has no LoRA, and trains only if told to."""
+    needs_task: bool = False
+    """Whether no shipped task trains this, so that ``task`` names a file of the user's."""

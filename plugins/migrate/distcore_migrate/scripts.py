@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate import plain_scripts
+from distcore_migrate import plain_scripts, trl
 from distcore_migrate.accelerate_config import ROWS as LAUNCHED
 from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, flag, no_effect, none, to, whole
 from distcore_migrate.script import Script as Script
@@ -179,6 +179,7 @@ SCRIPTS: dict[str, Script] = {
     "nlp_example": MRPC,
     "complete_nlp_example": MRPC,
     **plain_scripts.SCRIPTS,
+    **trl.SCRIPTS,
 }
 """Scripts of transformers' and Accelerate's examples, by name."""
 
@@ -188,13 +189,14 @@ def rows_of(script: Script | None) -> dict[str, Rule]:
     rows = MODEL_ROWS | DATA_ROWS
     if script is None:
         return rows
-    return rows | TASK_ROWS[script.task] | ({} if script.trainer else NO_TRAINER_ROWS) | script.rows
+    return rows | TASK_ROWS.get(script.task, {}) | ({} if script.trainer else NO_TRAINER_ROWS) | script.rows
 
 
 def finish_no_trainer(draft: Draft, script: Script) -> None:
     """Set what the scripts without Trainer do in their own loop."""
     if draft.values.get("strategy") != "deepspeed":  # which clips as its own config says
-        draft.set("clip.norm", None, "the script clips no gradients")
+        draft.values.setdefault("clip.norm", None)
+        draft.origins.setdefault("clip.norm", "the script clips no gradients")
     every = draft.take("checkpointing_steps")
     if every is None or not str(every).isdigit():
         draft.set("save_every", 0, draft.origin("checkpointing_steps") or "the script saves at its end")

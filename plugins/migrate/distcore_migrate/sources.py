@@ -20,6 +20,12 @@ KEYS: dict[str, set[str]] = {
     "TrainingArguments": {*training_arguments.ROWS, *rows_of(None)},
 }
 """Formats, with the keys at the top of their files."""
+MARKS: dict[str, set[str]] = {
+    "Axolotl": {"base_model"},
+    "LLaMA-Factory": {"finetuning_type", "cutoff_len", "infer_backend", "export_dir"},
+    "TRL": {"dataset_text_field", "use_peft", "assistant_only_loss", "completion_only_loss", "dataset_train_split"},
+}
+"""Keys by which a file of another library is known, which no other one has."""
 
 
 def read_tree(file: str) -> Tree:
@@ -54,9 +60,14 @@ def _parsed(text: str, file: str) -> Any:
 
 def format_of(tree: Tree, file: str) -> str:
     """Return the format whose keys the file has; raises ConfigError if less than half of them are of one format."""
+    if own := next((name for name, keys in MARKS.items() if keys & tree.keys()), None):
+        return own
+    if isinstance(tree.get("trainer"), dict) or isinstance(tree.get("fit"), dict):
+        return "Lightning"
     known = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
     best = max(known, key=lambda name: known[name])
     if not known[best] or 2 * known[best] < len(tree):
-        formats = "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON"
+        formats = "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON, YAML of TRL, Axolotl, "
+        formats += "LLaMA-Factory and Lightning"
         raise ConfigError(f"file {file}: unknown format; known are {formats}, and behind -- a command line")
     return best

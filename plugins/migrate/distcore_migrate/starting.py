@@ -114,10 +114,11 @@ def _hosts(draft: Draft, include: str) -> dict[str, int | None] | None:
             return None
     if listed is not None:
         return _of_list(str(listed), "-H")
-    names = [part.partition(":") for part in include.split("@")] if include else []
-    return {
-        name.strip(): max(map(int, re.findall(r"\d+", slots))) + 1 if slots else None for name, _, slots in names
-    } or None
+    hosts: dict[str, int | None] = {}
+    for part in include.split("@") if include else ():
+        name, _, slots = part.partition(":")
+        hosts[name.strip()] = max(map(int, re.findall(r"\d+", slots)), default=0) + 1 if slots else None
+    return hosts or None
 
 
 def _of_list(text: str, where: str) -> dict[str, int | None]:
@@ -198,6 +199,7 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
     draft.start += ["--launcher", launcher, *flags]
     draft.keep("elsewhere", launcher, draft.origin("machines", "hostfile", "hosts", "launcher") or program)
     draft.translated.add("elsewhere")
+    draft.note_fact("start", "processes", shlex.join(["--launcher", launcher, *flags]))
     _say(draft, ["--launcher", launcher, *flags])
 
 

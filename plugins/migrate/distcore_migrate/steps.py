@@ -21,6 +21,9 @@ NEAREST = {
     "cosine_warmup_with_min_lr": "cosine",
     "reduce_lr_on_plateau": "constant",
     "greedy": "constant",
+    "rex": "cosine",
+    "quadratic": "cosine",
+    "one_cycle": "linear",
 }
 """Replacements for names without an equal."""
 LACKS = {"sgd": ("betas", "eps"), "adafactor": ("betas", "eps"), "lion": ("eps",)}
@@ -231,7 +234,7 @@ def precision(draft: Draft) -> None:
     launched = draft.take("launched_precision")
     if word is None and launched not in (None, "fp32"):
         draft.set("precision", launched, draft.origin("launched_precision"))
-    elif launched is not None and launched != (word or "fp32"):
+    elif launched not in (None, "auto", word or "fp32"):
         raise ConfigError(
             f"{draft.origin('launched_precision')} says {launched}, but {draft.origin('precision')} says {word}: make "
             "them equal or leave one out"

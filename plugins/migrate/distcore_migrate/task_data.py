@@ -106,8 +106,11 @@ def _hub(draft: Draft, name: str, task: str | None) -> None:
     config = draft.take("dataset_config")
     base = f"{full}:{config}" if config else full
     origin = draft.origin("dataset", "dataset_config")
-    draft.set(f"{OPTIONS}data", f"{base}@{draft.take('train_split', 'train')}", origin)
-    draft.set(f"{OPTIONS}eval_data", f"{base}@{draft.take('validation_split', 'validation')}", origin)
+    train, held_out = draft.take("train_split", "train"), draft.take("validation_split", "validation")
+    draft.set(f"{OPTIONS}data", f"{base}@{train}", draft.origin("dataset", "dataset_config", "train_split"))
+    draft.set(
+        f"{OPTIONS}eval_data", f"{base}@{held_out}", draft.origin("dataset", "dataset_config", "validation_split")
+    )
     if full in SUMMARIES and task == "seq2seq" and not draft.facts.keys() & {"source_column", "target_column"}:
         _pair(draft, SUMMARIES[full], origin)
 
@@ -192,7 +195,7 @@ def _tagged_columns(draft: Draft, known: list[str] | None) -> None:
 
 def options(draft: Draft, task: str | None) -> None:
     """Set what else the task has: lengths, generation, label smoothing, the best metric."""
-    if task == "causal-lm":
+    if task == "causal-lm" and f"{OPTIONS}max_seq_len" not in draft.values:
         block = draft.take("block_size")
         draft.set(f"{OPTIONS}max_seq_len", block or 1024, draft.origin("block_size") or "block_size (default)")
     if task == "masked-lm":
@@ -233,7 +236,7 @@ def _best(draft: Draft, task: str | None) -> None:
     name = draft.take("best_metric")
     if name is None:
         return
-    word, known = str(name).removeprefix("eval_"), METRICS[task or "text-classification"]
+    word, known = str(name).removeprefix("eval_"), METRICS.get(task or "text-classification", ("loss",))
     if word in known:
         draft.set("checkpoints.best", word, draft.origin("best_metric"))
     else:

@@ -215,11 +215,17 @@ def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
 
     ``own`` are the rows of the script's own arguments, beside those of TrainingArguments.
     """
+    asked = {name: None if _is_placeholder(value) else value for name, value in given.items()}
+    apply(draft, {**ROWS, **own}, asked, "the script or of TrainingArguments")
+
+
+def in_full(given: Tree, own: Mapping[str, Rule]) -> Tree:
+    """Return the arguments of a command line by their whole names, as argparse takes abbreviations and ``--no_…``."""
     rows = {**ROWS, **own}
-    asked = {_full(name, rows): None if _is_placeholder(value) else value for name, value in given.items()}
+    asked = {abbreviated(name, rows.keys()) or name: value for name, value in given.items()}
     for name in [name for name in asked if name.startswith("no_") and name not in rows and name[3:] in rows]:
         asked[name[3:]] = not asked.pop(name)
-    apply(draft, rows, asked, "the script or of TrainingArguments")
+    return asked
 
 
 def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> None:
@@ -229,11 +235,6 @@ def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> N
         row(trial, name, value)
         if not (trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values.keys()):
             row(draft, f"{name} ({whose})", value)
-
-
-def _full(name: str, rows: Mapping[str, Rule]) -> str:
-    """Return the argument that argparse takes an abbreviation for."""
-    return abbreviated(name, rows.keys()) or name
 
 
 def _is_placeholder(value: Any) -> bool:

@@ -1,0 +1,124 @@
+"""Lightning CLI: its YAML of ``trainer``, ``model`` and ``data``, as arguments by flat names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, no_effect, none, to, whole, written
+from distcore_migrate.script import Script
+
+SECTIONS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path", "fit"})
+PRECISIONS = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
+
+
+def _strategy(draft: Draft, name: str, value: Any) -> None:
+    word = str(value.get("class_path", value) if isinstance(value, dict) else value).rpartition(".")[2].lower()
+    if word in ("auto", "singledevicestrategy"):
+        draft.note("off", name)
+    elif word.startswith("deepspeed"):
+        draft.keep("kind", "deepspeed", name)
+        stage = next((int(letter) for letter in word if letter.isdigit()), None)
+        if stage is not None:
+            draft.keep("zero_stage", stage, name)
+    elif word.startswith("fsdp"):
+        draft.keep("kind", "fsdp", name)
+    elif word.startswith("ddp"):
+        draft.keep("kind", "ddp", name)
+    else:
+        draft.note("none", written(name, value), "distcore strategies lists those of here")
+
+
+def _devices(draft: Draft, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        draft.keep("processes_here", len(value), name)
+    elif str(value).lstrip("-").isdigit() and int(value) > 0:
+        draft.keep("processes_here", int(value), name)
+    else:
+        draft.note("off", name)
+
+
+def _accelerator(draft: Draft, name: str, value: Any) -> None:
+    if value in ("cpu", "mps"):
+        draft.set("device", value, name)
+    else:
+        draft.note("off", name)
+
+
+def _precision(draft: Draft, name: str, value: Any) -> None:
+    if str(value) in PRECISIONS:
+        draft.keep("launched_precision", PRECISIONS[str(value)], name)
+    else:
+        draft.note("none", written(name, value), "precisions here: fp32, bf16, fp16")
+
+
+def _positive(rule: Rule) -> Rule:
+    def inner(draft: Draft, name: str, value: Any) -> None:
+        if value in OFF or value == -1:
+            draft.note("off", name)
+        else:
+            rule(draft, name, value)
+
+    return inner
+
+
+OBJECT = no_effect("extensions, checkpoints and the progress line are keys of their own")
+ROWS: dict[str, Rule] = {
+    "trainer.max_epochs": _positive(fact("epochs", float)),
+    "trainer.max_steps": _positive(fact("max_steps", whole)),
+    "trainer.accelerator": _accelerator,
+    "trainer.devices": _devices,
+    "trainer.num_nodes": fact("machines", whole),
+    "trainer.strategy": _strategy,
+    "trainer.precision": _precision,
+    "trainer.accumulate_grad_batches": fact("accumulation", whole),
+    "trainer.gradient_clip_val": _positive(to("clip.norm", float)),
+    "trainer.gradient_clip_algorithm": no_effect("clip.norm is the norm of the whole gradient, clip.value a value"),
+    "trainer.log_every_n_steps": _positive(to("log_every", whole)),
+    "trainer.val_check_interval": none("eval_every counts optimizer steps"),
+    "trainer.check_val_every_n_epoch": no_effect("a run evaluates at the ends of its epochs"),
+    "trainer.deterministic": _positive(to("deterministic", bool)),
+    "trainer.default_root_dir": _positive(to("out", str)),
+    "trainer.callbacks": OBJECT,
+    "trainer.logger": none("extensions.tensorboard, extensions.wandb or extensions.mlflow"),
+    "trainer.enable_checkpointing": OBJECT,
+    "trainer.enable_progress_bar": OBJECT,
+    "trainer.enable_model_summary": OBJECT,
+    "seed_everything": _positive(to("seed", whole)),
+    "model.class_path": no_effect("the task is its equal: model, loss and metrics"),
+    "data.class_path": no_effect("the task is its equal: rows and their batches"),
+    "data.init_args.batch_size": fact("per_device", whole),
+    "data.batch_size": fact("per_device", whole),
+    "data.init_args.num_workers": to("loader.workers", whole),
+    "optimizer.class_path": no_effect("optimizer.name says it"),
+    "optimizer.init_args.lr": to("lr", float),
+    "optimizer.init_args.weight_decay": to("optimizer.weight_decay", float),
+    "lr_scheduler.class_path": none("schedule.name says the schedule"),
+    "ckpt_path": none("a checkpoint of Lightning is not read; give weights as --model"),
+}
+
+
+def arguments_of(tree: Tree) -> Tree:
+    """Return the leaves of the file by dotted names; those of the model and of unknown depth stay one value."""
+    inner = tree["fit"] if isinstance(tree.get("fit"), dict) else tree
+    flat: Tree = {}
+    for name, value in inner.items():
+        _spread(flat, name, value)
+    return flat
+
+
+def _spread(flat: Tree, name: str, value: Any) -> None:
+    if isinstance(value, dict) and name.count(".") < 2 and name != "trainer.strategy":
+        for key, inside in value.items():
+            _spread(flat, f"{name}.{key}", inside)
+    else:
+        flat[name] = value
+
+
+def script_of(tree: Tree) -> Script:
+    """Return what the file trains: its model's class is a task of the user's own."""
+    inner = tree["fit"] if isinstance(tree.get("fit"), dict) else tree
+    model = inner.get("model") or {}
+    path = str(model.get("class_path", "model.Model") if isinstance(model, dict) else model)
+    module, _, name = path.rpartition(".")
+    task = f"{module.rpartition('.')[2] or 'model'}.py:{name}"
+    return Script(task=task, trainer=False, own_loop=True, rows=ROWS, needs_task=True)

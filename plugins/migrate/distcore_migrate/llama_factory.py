@@ -1,0 +1,79 @@
+"""LLaMA-Factory: the YAML of ``llamafactory-cli train``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcore import ConfigError
+from distcore_migrate import lora_rules, trl
+from distcore_migrate.draft import Draft, Rule, Tree, fact, no_effect, none, to, whole, written
+from distcore_migrate.script import Script
+
+INSTEAD = {
+    "infer_backend": "distcore predict RUN --data FILE writes answers",
+    "export_dir": "distcore checkpoint export RUN --to DIR writes a model, with its adapter merged",
+}
+"""Keys of files that train nothing, to what is there instead."""
+STAGES = {"pt": "causal-lm", "sft": "causal-lm"}
+"""``stage`` to a task; the others train on preferences."""
+
+
+def _dataset(draft: Draft, name: str, value: Any) -> None:
+    draft.note("open", written(name, value), "names of LLaMA-Factory's dataset_info.json: give --data the files "
+               "themselves; rows of alpaca need columns prompt and completion, or columns.prompt and "
+               "columns.completion")  # fmt: skip
+
+
+def _part(draft: Draft, name: str, value: Any) -> None:
+    if value and float(value) < 1:
+        draft.set("task_options.eval_fraction", float(value), name)
+    elif value:
+        draft.note("none", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
+    else:
+        draft.note("off", name)
+
+
+OWN = none("LLaMA-Factory's own method; of training there is the whole model, --freeze and --lora")
+ROWS: dict[str, Rule] = trl.ROWS | {
+    "stage": no_effect("the task says it"),
+    "finetuning_type": lora_rules.switch("lora"),
+    "cutoff_len": to("task_options.max_seq_len", whole),
+    "template": none("the chat template of the model's tokenizer is used", off=("default",)),
+    "dataset": _dataset,
+    "eval_dataset": _dataset,
+    "dataset_dir": no_effect("the files say the data"),
+    "val_size": _part,
+    "max_samples": none("cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT"),
+    "overwrite_cache": no_effect("the cache goes by the content of the files"),
+    "preprocessing_num_workers": trl.PREPARED,
+    "tokenized_path": no_effect("tokens are kept in a cache that goes by the content of the files"),
+    "plot_loss": no_effect("distcore report draws the losses"),
+    "packing": trl.PACKED,
+    "neat_packing": trl.PACKED,
+    "flash_attn": trl.KERNELS,
+    "enable_liger_kernel": trl.KERNELS,
+    "pure_bf16": none("master weights are fp32; --precision bf16 is that of the forward pass"),
+    "quantization_bit": lora_rules.QUANTIZED,
+    "quantization_method": no_effect("base weights are not quantized here"),
+    "adapter_name_or_path": none("an adapter is trained from its beginning; a run goes on by --resume"),
+    "disable_gradient_checkpointing": no_effect("gradient_checkpointing is off unless it is set"),
+    "pref_beta": none("a key of the loss of your task"),
+    "pref_loss": none("a key of the loss of your task"),
+    "use_galore": OWN,
+    "use_apollo": OWN,
+    "use_badam": OWN,
+    "use_muon": none("--optimizer muon"),
+    "ray_run_name": no_effect("the run folder names the run"),
+    "ray_num_workers": fact("processes", whole),
+}
+
+
+def script_of(tree: Tree) -> Script:
+    """Return what the YAML trains; raises ConfigError for one that trains nothing."""
+    for key, instead in INSTEAD.items():
+        if key in tree:
+            raise ConfigError(f"{key} = {tree[key]}: this file trains nothing; {instead}")
+    stage = str(tree.get("stage", "sft"))
+    if stage in STAGES:
+        return Script(task=STAGES[stage], rows=ROWS, lora=(8, None), defaults={"cutoff_len": 2048})
+    return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=(8, None), needs_task=True)

@@ -1,0 +1,56 @@
+"""TRL: the arguments of ``trl sft`` and its like, from a command line or a YAML file."""
+
+from __future__ import annotations
+
+from distcore_migrate import lora_rules
+from distcore_migrate.draft import Rule, fact, flag, no_effect, none, to, whole
+from distcore_migrate.script import Script
+
+TEMPLATE = none("the chat template of the model's tokenizer is used: put one into its folder, chat_template.jinja")
+PACKED = no_effect("short rows share a sequence and see nothing of each other, wherever that is exact")
+PREPARED = no_effect("rows are prepared once, by one process, and kept")
+KERNELS = no_effect("transformers chooses attention and kernels")
+ROWS: dict[str, Rule] = lora_rules.ROWS | {
+    "use_peft": lora_rules.switch(True),
+    "lora_task_type": no_effect("the task says it"),
+    "lora_modules_to_save": none("LoRA trains its matrices, and the head of a classifier"),
+    "use_rslora": none("lora.alpha / lora.rank is the factor"),
+    "use_dora": none("LoRA is the plain form"),
+    "use_bnb_nested_quant": lora_rules.QUANTIZED,
+    "bnb_4bit_quant_type": no_effect("base weights are not quantized here"),
+    "max_length": to("task_options.max_seq_len", whole),
+    "max_seq_length": to("task_options.max_seq_len", whole),
+    "packing": PACKED,
+    "packing_strategy": PACKED,
+    "eval_packing": PACKED,
+    "padding_free": no_effect("padding_free is auto: where it is exact and faster"),
+    "dataset_text_field": fact("text_column"),
+    "dataset_train_split": fact("train_split"),
+    "dataset_test_split": fact("validation_split"),
+    "dataset_num_proc": PREPARED,
+    "dataset_batch_size": PREPARED,
+    "dataset_streaming": none("rows are prepared once, in bounded memory"),
+    "assistant_only_loss": fact("assistant_only", flag),
+    "completion_only_loss": no_effect("of a prompt with its completion the completion counts"),
+    "chat_template_path": TEMPLATE,
+    "eos_token": TEMPLATE,
+    "pad_token": no_effect("padding takes no part in the loss"),
+    "activation_offloading": none("activations are recomputed (gradient_checkpointing), or kept"),
+    "gradient_accumulation_steps": fact("accumulation", whole),
+    "env": no_effect("set it again where distcore train runs"),
+}
+DEFAULTS = {"learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "max_length": 1024}
+"""Defaults of SFTConfig that differ from those of TrainingArguments."""
+WHOLE = "TRL counts all tokens of a conversation unless assistant_only_loss is on; here the assistant's count"
+
+
+def of_preferences(name: str) -> Script:
+    """Return a trainer whose rows no shipped task reads: the config names a file of the user's."""
+    return Script(task=f"{name}.py:{name.upper()}", rows=ROWS, lora=(16, 32.0), needs_task=True)
+
+
+SCRIPTS = {
+    "sft": Script(task="causal-lm", rows=ROWS, defaults=DEFAULTS, lora=(16, 32.0), differs=(WHOLE,)),
+    **{name: of_preferences(name) for name in ("dpo", "kto", "orpo", "cpo", "grpo", "rloo", "ppo", "reward")},
+}
+"""By the name of the subcommand, which is that of the script."""

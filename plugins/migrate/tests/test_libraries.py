@@ -1,0 +1,215 @@
+"""YAML of TRL, Axolotl, LLaMA-Factory and Lightning: the right task, LoRA, lengths, and nothing dropped in silence."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distcore.cli.main import main
+from distcore.config import flatten
+from distcore.errors import ConfigError
+from distcore_migrate import Migration, migrate
+
+SFT = """\
+model_name_or_path: Qwen/Qwen2.5-0.5B
+dataset_name: trl-lib/Capybara
+learning_rate: 2.0e-4
+packing: true
+max_length: 2048
+use_peft: true
+lora_r: 32
+lora_alpha: 16
+lora_target_modules: [q_proj, v_proj]
+dataset_text_field: text
+"""
+LLAMA_FACTORY = """\
+model_name_or_path: Qwen/Qwen3-4B-Instruct-2507
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: identity,alpaca_en_demo
+template: qwen3_nothink
+cutoff_len: 2048
+max_samples: 1000
+val_size: 0.1
+output_dir: saves/sft
+plot_loss: true
+report_to: none
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+"""
+AXOLOTL = """\
+base_model: NousResearch/Llama-3.2-1B
+datasets:
+  - path: teknium/GPT4-LLM-Cleaned
+    type: alpaca
+val_set_size: 0.1
+adapter: lora
+sequence_len: 2048
+sample_packing: true
+lora_r: 16
+lora_alpha: 32
+lora_dropout: 0.05
+lora_target_linear: true
+wandb_project: mine
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+logging_steps: 1
+warmup_ratio: 0.1
+evals_per_epoch: 4
+weight_decay: 0.0
+fsdp_config:
+  fsdp_version: 2
+  reshard_after_forward: true
+special_tokens:
+  pad_token: "<|end|>"
+"""
+LIGHTNING = """\
+seed_everything: 7
+trainer:
+  max_epochs: 4
+  accelerator: cpu
+  devices: 2
+  strategy: ddp
+  precision: bf16-mixed
+  gradient_clip_val: 0.5
+  accumulate_grad_batches: 2
+model:
+  class_path: my.models.Classifier
+  init_args:
+    width: 64
+data:
+  class_path: my.data.Rows
+  init_args:
+    batch_size: 16
+optimizer:
+  class_path: torch.optim.AdamW
+  init_args:
+    lr: 0.001
+"""
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "trl": (
+        SFT,
+        {
+            "task": "causal-lm", "task_options.model": "Qwen/Qwen2.5-0.5B", "task_options.max_seq_len": 2048,
+            "task_options.data": "trl-lib/Capybara@train", "lora.rank": 32, "lora.alpha": 16.0, "lr": 2e-4,
+            "lora.targets": ["q_proj", "v_proj"], "gradient_checkpointing": True,
+        },
+    ),
+    "llama-factory": (
+        LLAMA_FACTORY,
+        {
+            "task": "causal-lm", "task_options.max_seq_len": 2048, "task_options.eval_fraction": 0.1, "lora.rank": 8,
+            "lora.targets": "all-linear", "global_batch_size": 8, "schedule.name": "cosine", "precision": "bf16",
+        },
+    ),
+    "llama-factory, documents": (
+        LLAMA_FACTORY.replace("stage: sft", "stage: pt").replace("type: lora", "type: full"),
+        {"task": "causal-lm", "lora.rank": None},
+    ),
+    "llama-factory, preferences": (LLAMA_FACTORY.replace("stage: sft", "stage: dpo"), {"task": "dpo.py:DPO"}),
+    "axolotl": (
+        AXOLOTL,
+        {
+            "task": "causal-lm", "task_options.model": "NousResearch/Llama-3.2-1B", "task_options.max_seq_len": 2048,
+            "task_options.data": "teknium/GPT4-LLM-Cleaned@train", "task_options.columns.prompt": "instruction",
+            "lora.rank": 16, "lora.alpha": 32.0, "lora.dropout": 0.05, "global_batch_size": 4, "micro_batch_size": 2,
+            "optimizer.name": "adamw", "precision": "auto", "strategy": "fsdp", "epochs": 1,
+        },
+    ),
+    "axolotl, preferences": (AXOLOTL + "rl: dpo\n", {"task": "dpo.py:DPO", "lora.rank": 16}),
+    "lightning": (
+        LIGHTNING,
+        {
+            "task": "models.py:Classifier", "epochs": 4, "device": "cpu", "nproc": 2, "strategy": "ddp", "seed": 7,
+            "precision": "bf16", "clip.norm": 0.5, "global_batch_size": 64, "micro_batch_size": 16, "lr": 1e-3,
+        },
+    ),
+}  # fmt: skip
+
+
+def flat(made: Migration) -> dict[str, Any]:
+    tree: dict[str, Any] = made.config.model_dump(mode="json")
+    return tree | flatten(tree)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES)
+def test_a_file_becomes_a_config_of_the_right_task(text: str, expected: dict[str, Any], folder: Path) -> None:
+    (folder / "job.yaml").write_text(text)
+    made = migrate(["job.yaml"], [])
+    assert {key: flat(made).get(key, "nothing") for key in expected} == expected
+    assert not [key for key in yaml.safe_load(text) if key not in made.text and key not in ("trainer", "model", "data")]
+
+
+COMMANDS = {
+    "trl": ("trl sft --config job.yaml --output_dir out --learning_rate 1e-3", SFT, {"lr": 1e-3, "task": "causal-lm"}),
+    "trl's script": (
+        "accelerate launch --num_processes 2 --multi_gpu trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-0.5B "
+        "--dataset_name trl-lib/Capybara --use_peft --lora_r 8",
+        SFT,
+        {"lora.rank": 8, "nproc": 2, "global_batch_size": 16, "lr": 2e-5},
+    ),
+    "trl's preferences": ("trl dpo --config job.yaml", SFT, {"task": "dpo.py:DPO"}),
+    "llama-factory": (
+        "llamafactory-cli train job.yaml learning_rate=1e-5",
+        LLAMA_FACTORY,
+        {"lr": 1e-5, "task": "causal-lm"},
+    ),
+    "axolotl": ("axolotl train job.yaml", AXOLOTL, {"task": "causal-lm", "lora.rank": 16}),
+    "axolotl by accelerate": (
+        "accelerate launch --num_processes 2 -m axolotl.cli.train job.yaml",
+        AXOLOTL,
+        {"task": "causal-lm", "nproc": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "text", "expected"), COMMANDS.values(), ids=COMMANDS)
+def test_a_command_of_a_library_reads_its_file(line: str, text: str, expected: dict[str, Any], folder: Path) -> None:
+    (folder / "job.yaml").write_text(text)
+    made = migrate([], shlex.split(line))
+    assert {key: flat(made).get(key, "nothing") for key in expected} == expected
+
+
+def test_a_file_that_names_a_model_and_no_task_is_no_text_classification(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "job.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nlearning_rate: 0.0001\nreport_to: none\n")
+    assert main(["migrate", "job.yaml", "--out", "new.yaml"]) == 0
+    assert main(["train", "new.yaml", "--dry-run"]) == 2
+    assert "no task named 'SAY-WHICH'" in capsys.readouterr().err
+
+
+def test_a_file_without_training_says_what_there_is_instead(folder: Path) -> None:
+    (folder / "job.yaml").write_text("model_name_or_path: x\ntemplate: y\ninfer_backend: huggingface\n")
+    with pytest.raises(ConfigError, match=r"infer_backend = huggingface: this file trains nothing; distcore predict"):
+        migrate(["job.yaml"], [])
+
+
+def test_what_deep_values_ask_for_is_said(folder: Path) -> None:
+    (folder / "job.yaml").write_text(AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload"))
+    assert "gradient_checkpointing = offload: a value that is not understood" in migrate(["job.yaml"], []).text
