@@ -5,8 +5,10 @@
 The list has a source a line: repository, commit, path and, for a file of commands, the number of the command in it.
 ``DIR/OWNER+NAME`` is a git directory of each repository, which this program only reads; nothing of it is kept here.
 ``--collect`` writes the list anew, from the newest commit of these. Prints, by repository, how many sources became a
-config, how many ended in one line, and what must be 0: tracebacks, messages of several lines, and keys of a file or
-flags of a command that the config does not name.
+config and how many ended in one line.
+
+Bound: no traceback, no message of several lines, and no key of a file or flag of a command that the config does not
+name.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from distcore import ConfigError, nearest
 from distcore_migrate.draft import Tree
 from distcore_migrate.flag_parsing import is_flag, parse_flags, value_of
 from distcore_migrate.launcher_flags import NAMES, PROGRAMS
+from distcore_migrate.libraries import read_job
 from distcore_migrate.scripts import SCRIPTS, Script
+from distcore_migrate.sources import format_of, read_tree
 
 WRAPPERS = {"nohup": 0, "time": 0, "env": 0, "exec": 0, "sudo": 0, "uv": 1, "poetry": 1, "pdm": 1, "pipenv": 1}
 """Programs that only run another one, with the words of theirs that follow: ``uv run``."""
@@ -100,9 +102,6 @@ def parse(words: Sequence[str]) -> Command:
 
 def _library(rest: list[str]) -> dict[str, Any] | None:
     """Return the parts of a command of TRL, LLaMA-Factory or Axolotl, whose arguments stand in a YAML file."""
-    from distcore_migrate.reading import read_job
-    from distcore_migrate.sources import format_of, read_tree
-
     program, action, words = Path(rest[0]).name, rest[1] if len(rest) > 1 else "", rest[2:]
     if program == "trl" and action in SCRIPTS:
         return {"name": f"trl {action}", "script": SCRIPTS[action], "arguments": _with_file(parse_flags(words))}
@@ -120,8 +119,6 @@ def _library(rest: list[str]) -> dict[str, Any] | None:
 
 def _with_file(arguments: Tree) -> Tree:
     """Return TRL's arguments with those of the file that ``--config`` names, over which they go."""
-    from distcore_migrate.sources import read_tree
-
     file = arguments.pop("config", None)
     return (read_tree(str(file)) if file else {}) | arguments
 
@@ -169,8 +166,6 @@ def _python(words: list[str]) -> tuple[str, list[str]]:
 
 def _arguments(words: list[str], is_known: bool) -> Tree:
     if len(words) == 1 and Path(words[0]).suffix in (".json", ".yaml", ".yml") and is_known:
-        from distcore_migrate.sources import read_tree
-
         return read_tree(words[0])
     if is_known:
         return _with_file(parse_flags(words))

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from distcore import ConfigError
 from distcore_migrate import (
     accelerate_config,
-    axolotl,
     deepspeed_config,
     fsdp_config,
-    lightning,
-    llama_factory,
     training_arguments,
 )
 from distcore_migrate.command_line import Command
 from distcore_migrate.draft import OFF, Draft, Tree, written
-from distcore_migrate.scripts import SCRIPTS, Script, rows_of
+from distcore_migrate.libraries import LIBRARIES, read_job
+from distcore_migrate.scripts import Script, rows_of
 from distcore_migrate.sources import format_of, read_tree
 
 LOOP_DEFAULTS: Tree = {
@@ -28,18 +26,6 @@ OF_TRAINER = frozenset({
     "evaluation_strategy", "save_strategy", "fsdp", "lr_scheduler_type", "gradient_checkpointing", "logging_strategy",
 })  # fmt: skip
 """Arguments by which a script is known to train with the Trainer, and to have its defaults."""
-
-
-LIBRARIES = {"LLaMA-Factory": llama_factory.script_of, "Axolotl": axolotl.script_of, "Lightning": lightning.script_of}
-"""Formats of whole jobs, with what a file of theirs trains."""
-
-
-def read_job(tree: Tree, kind: str) -> tuple[Tree, Script | None]:
-    """Return the arguments in a file of TrainingArguments or of a library above it, and what that trains."""
-    if kind == "TRL":
-        return tree, SCRIPTS["dpo" if "beta" in tree else "sft"]
-    script = LIBRARIES[kind](tree) if kind in LIBRARIES else None
-    return (lightning.arguments_of(tree) if kind == "Lightning" else tree), script
 
 
 def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> tuple[Tree, Script | None]:
