@@ -89,6 +89,6 @@ def _gradients(
     rows, order = gathered.pop(INDEX).sort()
     leaves = {name: value[order].requires_grad_() for name, value in gathered.items()}
     run.tally.muted = False
-    loss = task.batch_loss(leaves, rows)
+    loss = task.batch_loss(leaves, rows, run.log)
     given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return rows, dict(zip(leaves, given, strict=True)), loss.detach()

@@ -11,7 +11,7 @@ import distcore_tasks
 ROOT = Path(distcore_tasks.__file__).parent
 SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare", "models", "embedded", "unlabeled"}
 OWN = {
-    "causal_lm": {"shapes", "vocabulary", "sequence_packing"},
+    "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router"},
     "image_classification": {
         *("shapes", "conv", "preprocessing"),
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from

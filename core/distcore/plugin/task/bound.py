@@ -41,6 +41,10 @@ Evaluate = Callable[[Batch, int], Evaluated]
 """Evaluates a micro-batch with this number of rows."""
 
 
+def _unlogged(name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
+    """Log nothing."""
+
+
 class BoundTask:
     """A task's typed face, as ``Hooks`` is a strategy's; implements ``distcore.Task``."""
 
@@ -202,7 +206,7 @@ class BoundTask:
 
         Of a loss over the global batch that of a micro-batch alone.
         """
-        return self.loss_that_logs(lambda name, value, weight=1.0: None)
+        return self.loss_that_logs(_unlogged)
 
     def loss_that_logs(self, log: Log) -> Loss:
         """Return ``loss``, which logs by ``log`` if it has an argument of this name."""
@@ -235,9 +239,9 @@ class BoundTask:
         embeddings = self.embed(model, batch)
         return self.batch_loss(embeddings, torch.arange(len(next(iter(embeddings.values())))))
 
-    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Log = _unlogged) -> Tensor:
         """Return the loss of all rows of a global batch, a scalar; raises TaskError for anything else."""
-        loss = self._own["batch_loss"](embeddings, rows)
+        loss = _logging(self._own["batch_loss"], log)(embeddings, rows)
         if not isinstance(loss, Tensor) or loss.dim():
             raise TaskError(f"task: batch_loss() returned {type(loss).__name__}; expected a tensor without dimensions")
         return loss
@@ -407,7 +411,7 @@ def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
     """Return ``row_loss`` of each row, without further terms and without logging."""
-    return terms(_logging(row_loss, lambda name, value, weight=1.0: None)(model, batch))[0]
+    return terms(_logging(row_loss, _unlogged)(model, batch))[0]
 
 
 def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:

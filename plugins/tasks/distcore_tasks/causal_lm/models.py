@@ -51,10 +51,12 @@ def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end
 
         gpt2: Any = GPT2Config
         return gpt2(n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_positions=places, **tokens)
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, MixtralConfig
 
-    llama: Any = LlamaConfig
-    return llama(
+    make: Any = LlamaConfig if shape.family == "llama" else MixtralConfig
+    experts = {"num_local_experts": shape.experts, "num_experts_per_tok": 2, "sliding_window": None}
+    return make(
+        **(experts if shape.experts else {}),
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore import Direction, OnResume
+from distcore_tasks.causal_lm.router import RouterOptions
 from distcore_tasks.causal_lm.sequence_packing import PackingOptions
 from distcore_tasks.causal_lm.shapes import SHAPES
 from distcore_tasks.shared.token_metrics import METRICS
@@ -38,7 +39,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalOptions(PackingOptions):
+class CausalOptions(RouterOptions):
     """Options of a causal language model."""
 
     flags: ClassVar = {

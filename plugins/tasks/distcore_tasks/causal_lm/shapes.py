@@ -10,7 +10,7 @@ from typing import Literal
 class Shape:
     """Size of a built-in model. Its feed-forward layer is four times the hidden size, Llama's 8/3 of it."""
 
-    family: Literal["gpt2", "llama"]
+    family: Literal["gpt2", "llama", "mixtral"]
     """Architecture, as transformers names it."""
     layers: int
     """Transformer layers."""
@@ -20,6 +20,8 @@ class Shape:
     """Attention heads."""
     lr: float
     """Peak learning rate from random weights. Only the tiny and mini ones are measured."""
+    experts: int = 0
+    """Experts of each feed-forward layer, two of which each token takes; 0: the layer is one."""
 
 
 SHAPES = {
@@ -32,6 +34,7 @@ SHAPES = {
     "llama-tiny": Shape("llama", 2, 128, 2, 2e-3),
     "llama-mini": Shape("llama", 4, 256, 4, 1e-3),
     "llama-base": Shape("llama", 12, 768, 12, 6e-4),
+    "mixtral-tiny": Shape("mixtral", 2, 128, 2, 2e-3, experts=4),
 }
 """The built-in models, by the name that follows ``--model``."""
 PUBLISHED = ("gpt2-medium", "gpt2-large", "gpt2-xl")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +14,7 @@ from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.prepare import prepare_rows
+from distcore_tasks.causal_lm.router import balance, choices
 from distcore_tasks.causal_lm.rows import given_column
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
 from distcore_tasks.shared.jagged import IGNORED
@@ -52,8 +53,27 @@ class CausalLM(SelectsLogits, CausalOptions):
         """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
-        logits, labels, _ = _predict(model, batch)
+        logits, labels, _, _ = _predict(model, batch)
         return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+
+    def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return for each row the loss and the number of its targets, and what the router chose for its tokens."""
+        from torch.nn.functional import cross_entropy
+
+        router = self.router()
+        assert router is not None  # else ``whole_batch`` is false
+        logits, labels, row, layers = _predict(model, batch, output_router_logits=True)
+        rows = len(batch["lengths"])
+        losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
+        columns = {"loss": losses, "targets": (labels != IGNORED).float()}
+        sums = {name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()}
+        return sums | choices(router, layers, batch["row"].flatten(), batch["attention_mask"].flatten(), rows)
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
+        """Return the mean loss over the targets of the global batch, with the balance of the router over its tokens."""
+        uneven = balance(embeddings)
+        log("router", uneven)
+        return embeddings["loss"].sum() / embeddings["targets"].sum().clamp(min=1) + self.router_weight * uneven
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ``loss``, summed over the targets of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
@@ -65,7 +85,7 @@ class CausalLM(SelectsLogits, CausalOptions):
             return {}
         from torch.nn.functional import cross_entropy
 
-        logits, labels, row = _predict(model, batch)
+        logits, labels, row, _ = _predict(model, batch)
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
         counted = labels != IGNORED
         right = counted & (logits.argmax(-1) == labels)
@@ -162,18 +182,20 @@ class CausalLM(SelectsLogits, CausalOptions):
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
-def _predict(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _predict(
+    model: nn.Module, batch: dict[str, Tensor], **asked: bool
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Return logits in fp32, ``(places, vocabulary)``, with the label and the row of each place, ``(places,)``.
 
     The places are the targets if the batch lists them, else all positions.
     """
     names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.
-    answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False)
+    answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False, **asked)
     labels, row = batch["labels"].flatten(), batch["row"].flatten()
     if "targets" in batch:
         labels, row = labels[batch["targets"]], row[batch["targets"]]
-    return answer.logits.float().flatten(0, 1), labels, row
+    return answer.logits.float().flatten(0, 1), labels, row, getattr(answer, "router_logits", None) or ()
 
 
 def _answer(tokens: Tensor, end: int | None) -> list[int]:

@@ -29,3 +29,8 @@ class TestDocuments(TaskContract):
         "task_options.data": str(Path(__file__).with_name("documents.jsonl")),
         "task_options.split_documents": True,
     }
+
+
+class TestExperts(TaskContract):
+    task = "causal-lm"
+    settings: ClassVar = SMALL | {"task_options.model": "mixtral-tiny"}

@@ -1,0 +1,114 @@
+"""The balance of a mixture of experts: a loss over the router's choices for all tokens of the global batch.
+
+It is that of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6) on the whole global batch: a
+product of two means, which no sum over rows can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from distcore import ModelError
+from distcore_tasks.causal_lm.sequence_packing import PackingOptions
+from distcore_tasks.causal_lm.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXPERTS = ("num_local_experts", "num_experts")
+"""What the number of experts is called in a config of transformers."""
+COEFFICIENT = 0.02
+"""Weight of the balance in a built-in mixture of experts."""
+
+
+class Router(NamedTuple):
+    """What a config says of the router."""
+
+    experts: int
+    """Number of experts."""
+    chosen: int
+    """Experts for each token."""
+    weight: float
+    """Weight of the balance if the model asks for it, else 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions(PackingOptions):
+    """The options of a task that may train a mixture of experts."""
+
+    router_loss: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the balance of a mixture of experts; null: ``router_aux_loss_coef`` if ``output_router_logits``."""
+
+    def router(self) -> Router | None:
+        """Return the router of the configured model; ``None`` if it is no mixture of experts."""
+        if (shape := SHAPES.get(self.model)) is not None:
+            return Router(shape.experts, 2, COEFFICIENT) if shape.experts else None
+        return _router_of(self.model_folder())
+
+    @property
+    def router_weight(self) -> float:
+        """The weight of the balance in the loss; raises ModelError if the model has no router."""
+        if self.router_loss == 0:
+            return 0.0
+        router = self.router()
+        if router is None and self.router_loss:
+            raise ModelError(
+                f"task_options.router_loss = {self.router_loss}: model {self.model} is no mixture of experts whose "
+                "router transformers balances; leave it out"
+            )
+        return (self.router_loss or router.weight) if router else 0.0
+
+    @property
+    def whole_batch(self) -> bool:
+        """True if the loss has a balance over the global batch."""
+        return self.router_weight > 0
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The name under which the balance is logged."""
+        return ("router",) if self.whole_batch else ()
+
+
+@cache
+def _router_of(folder: Path) -> Router | None:
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    experts = next((getattr(config, name) for name in EXPERTS if hasattr(config, name)), None)
+    if experts is None or not hasattr(config, "router_aux_loss_coef"):
+        return None
+    wanted = getattr(config, "output_router_logits", False)
+    return Router(int(experts), int(config.num_experts_per_tok), float(config.router_aux_loss_coef) if wanted else 0.0)
+
+
+def choices(router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Tensor, rows: int) -> dict[str, Tensor]:
+    """Return what the router chose for the tokens of each row, summed over layers.
+
+    ``layers`` has the router's logits, ``(places, experts)`` each; ``row`` is the row of each place, and ``counted``
+    whether a token is there, both ``(places,)``. ``chosen`` and ``probability`` are ``(rows, experts)``, ``routed`` is
+    ``(rows,)``: the tokens, once for each layer.
+    """
+    import torch
+
+    weight = counted.float()[:, None]
+    shape = (rows, router.experts)
+    chosen, probability = torch.zeros(shape, device=row.device), torch.zeros(shape, device=row.device)
+    for logits in layers:
+        share = logits.float().softmax(-1)
+        picked = torch.zeros_like(share).scatter_(1, share.topk(router.chosen, dim=-1).indices, 1.0)
+        chosen = chosen.index_add(0, row, picked * weight)
+        probability = probability.index_add(0, row, share * weight)
+    routed = torch.zeros(rows, device=row.device).index_add(0, row, weight[:, 0] * len(layers))
+    return {"chosen": chosen.detach(), "probability": probability, "routed": routed}
+
+
+def balance(embeddings: dict[str, Tensor]) -> Tensor:
+    """Return the balance of all rows of a global batch, at least 1 for one expert a token; the smaller, the evener."""
+    tokens = embeddings["routed"].sum().clamp(min=1)
+    chosen, probability = (embeddings[name].sum(0) / tokens for name in ("chosen", "probability"))
+    return (chosen * probability).sum() * len(chosen)
