@@ -9,8 +9,8 @@ uninterrupted run, with dropout off and with dropout on. Ranks write down the ro
 Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption together, each row of each
 epoch exactly once.
 
-What is printed is a summary: the largest distance from any setting of one strategy to any of another. Stages of a
-pipeline cannot share a weight: they are in the matrix of ``--untied``, whose model has four blocks and no tied weight.
+The printed summary has the largest distance between any settings of two strategies. Pipeline stages cannot share a
+weight, so ``--untied`` measures them on a model with four blocks and no tied weight.
 
     python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied] [--json FILE] [--folder DIR]
                                     [--page]
@@ -88,7 +88,7 @@ class Setting:
     """Ranks."""
     options: dict[str, Any] = field(default_factory=dict)
     problem: Problem = TIED
-    """What it trains."""
+    """The trained problem."""
 
     @property
     def name(self) -> str:
@@ -208,14 +208,14 @@ def rows_seen(folder: str, setting: Setting, source: str, first: int, end: int) 
 
 
 def seen_once(folder: str, source: Setting, target: Setting) -> bool:
-    """True if both parts of a run together trained on each row of each epoch exactly once."""
+    """Return True if both parts of a run together trained on each row of each epoch exactly once."""
     before = rows_seen(folder, source, START, 0, HALF)
     after = rows_seen(folder, target, source.name, 0, LAST)
     return before + after == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(source.problem.rows))
 
 
 def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Return the distances by source and target, and what failed. Runs that ``folder`` holds already are kept."""
+    """Return the distances by source and target, and the failures. Keeps runs that are already in ``folder``."""
     broken: dict[str, str] = {}
     for number, setting in enumerate(every, 1):
         print(f"train {number}/{len(every)}: {setting.name}", file=sys.stderr, flush=True)
@@ -243,13 +243,13 @@ def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float
 
 
 def done(folder: str, setting: Setting, source: str) -> bool:
-    """True if an earlier call has finished this run on every rank."""
+    """Return True if an earlier call has finished this run on every rank."""
     written = Path(folder, setting.name, source).glob("rows-*.json")
     return len(list(written)) == setting.nproc and at(folder, setting, source, LAST).exists()
 
 
 def summary(table: dict[str, dict[str, float]]) -> str:
-    """The largest distance by strategy of source and target, over all their options and numbers of ranks; Markdown."""
+    """Return the largest distance by strategy of source and target, over all settings, as a Markdown table."""
     worst: dict[str, dict[str, float]] = {}
     for source, row in table.items():
         for target, value in row.items():
@@ -257,7 +257,7 @@ def summary(table: dict[str, dict[str, float]]) -> str:
             cells[strategy_of(target)] = max(cells.get(strategy_of(target), 0.0), value)
     lines = [f"| from \\ to | {' | '.join(worst)} |", f"|---|{'---|' * len(worst)}"]
     for source, cells in worst.items():
-        shown = (cells.get(name, float("nan")) for name in worst)  # nan: what failed, and is named below the table
+        shown = (cells.get(name, float("nan")) for name in worst)  # nan: failed, and listed below the table
         lines.append(f"| {source} | {' | '.join(f'{value:.1e}' if value else '0' for value in shown)} |")
     return "\n".join(lines) + "\n"
 
@@ -267,7 +267,7 @@ def strategy_of(setting: str) -> str:
 
 
 def with_summary(text: str, table: dict[str, dict[str, float]]) -> str:
-    """The page ``text`` with the summary of ``table`` between its marks."""
+    """Return the page ``text`` with the summary of ``table`` between its marks."""
     return MARKS.sub(lambda marks: f"{marks[1]}{summary(table)}{marks[2]}", text)
 
 

@@ -1,4 +1,4 @@
-"""Strike runs over two machines with random faults, and see that they go on and end with the same weights.
+"""Disturb runs on two machines by random faults; check that they continue, and end with the same weights.
 
 Machines are network namespaces, as in tests/machines, each with an agent of ``--launcher torchrun --nodes 2``. A fault
 is drawn for one of the machines; an agent that ends is started again by the same command, as a scheduler would. The run
@@ -7,8 +7,8 @@ folder is a file system of 64 MiB, which one of the faults fills. Needs root.
 Bounds: a run goes on, or its agents end with one line and no traceback, within its ``timeout`` and ``MARGIN`` seconds
 after a fault is over; the final weights are bit for bit those of an undisturbed run of two machines.
 
-With ``--page`` the results go to docs/chaos.json run by run. What is there already, without a problem, is kept by
-``--go-on``: so a benchmark that was interrupted, or that has met a defect, need not begin anew.
+With ``--page`` the results go to docs/chaos.json run by run. ``--go-on`` keeps existing
+results without a problem, for a benchmark that was interrupted, or stopped at a defect.
 
     python benchmarks/chaos.py [--faults 50] [--seed 20] [--page [--go-on]]
 """
@@ -46,7 +46,7 @@ NUMBERS = ROOT / "docs/chaos.json"
 MARKS = re.compile(r"(<!-- chaos -->\n).*?(<!-- /chaos -->)", re.S)
 STRATEGIES = ("ddp", "fsdp", "deepspeed", "accelerate")
 MARGIN = 90
-"""Seconds beside it: for ranks that start again, on few cores."""
+"""Additional seconds for ranks that restart on few cores."""
 STEPS = 200
 PER_RUN = 5
 """Faults of one run."""
@@ -56,7 +56,7 @@ SOME = 3
 
 @dataclass
 class Row:
-    """A fault, and what came of it."""
+    """A fault and its outcome."""
 
     number: int
     strategy: str
@@ -97,18 +97,18 @@ class Job:
             self.agents[node.name] = node.start(*words, folder=self.folder, stdout=file, environment=ENVIRONMENT)
 
     def done(self) -> bool:
-        """True once both agents have ended well."""
+        """Return True once both agents have ended with success."""
         return all(agent.poll() == 0 for agent in self.agents.values())
 
     def rows(self) -> list[int]:
-        """Return the steps that were logged, in order; one that was done again stands there again."""
+        """Return the logged steps, in order, including repeated ones."""
         with suppress(FileNotFoundError):
             lines = (self.folder / "disk/run/metrics.jsonl").read_text().splitlines()
             return [int(match[1]) for line in lines if "train/loss" in line and (match := STEP.search(line))]
         return []
 
     def mend(self, row: Row) -> None:
-        """Start each agent again that has ended; keep its last line. An agent that was killed has none."""
+        """Restart each ended agent, and keep its last line. A killed agent has none."""
         failed = [node for node in self.nodes if self.agents[node.name].poll() not in (None, 0)]
         for node in failed:
             said, status = self.logs[node.name].read_text(), int(self.agents[node.name].returncode)
@@ -117,12 +117,12 @@ class Job:
                 row.lines.append(f"{node.name}: {last}")
                 row.problems += [] if last else [f"{node.name} ended with {status} and no line"]
             row.problems += ["a traceback on the screen"] if "Traceback (most recent" in said else []
-        for node in self.nodes if failed else ():  # also one that has ended well: alone the other would wait for it
+        for node in self.nodes if failed else ():  # also a successful one, because the other would wait for it
             if self.agents[node.name].poll() is not None:
                 self.start(node)
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill all remaining processes."""
         for agent in self.agents.values():
             if agent.poll() is None:
                 os.killpg(agent.pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ SAID = re.compile(r"^(error: |.*stopped after step )")
 
 
 def wait(run: Job, row: Row, condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until ``condition`` holds, and keep the agents running; what hangs is noted in ``row`` and started again."""
+    """Wait for ``condition``, and keep the agents running. Record a hang in ``row``, and restart."""
     deadline = time.monotonic() + seconds
     while not condition() and not run.done():
         run.mend(row)
@@ -151,7 +151,7 @@ def wait(run: Job, row: Row, condition: Callable[[], bool], seconds: float) -> N
 
 
 def strike(run: Job, row: Row, node: Machine, chance: random.Random) -> None:
-    """Let one fault happen, and wait until the run goes on or has ended."""
+    """Cause one fault, and wait until the run continues or has ended."""
     before = len(run.rows())
     wait(run, row, lambda: len(run.rows()) > before + SOME and all(n.ranks() for n in run.nodes), TIMEOUT + MARGIN)
     time.sleep(2 * chance.random())
@@ -172,7 +172,7 @@ def strike(run: Job, row: Row, node: Machine, chance: random.Random) -> None:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Have a file system of its own in ``folder/disk``."""
+    """Mount a small file system at ``folder/disk``."""
     disk = folder / "disk"
     disk.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
@@ -225,8 +225,8 @@ def publish(rows: Sequence[Row]) -> None:
     PAGE.write_text(MARKS.sub(lambda match: f"{match[1]}{table(rows)}{match[2]}", PAGE.read_text()))
 
 
-def kept(planned: Sequence[Row]) -> list[Row]:
-    """Return the rows of a run as the page has them, if all of them are there without a problem; else ``planned``."""
+def keep_published(planned: Sequence[Row]) -> list[Row]:
+    """Return the published rows of a run if all of them exist without a problem, else ``planned``."""
     published = {row["number"]: Row(**row) for row in json.loads(NUMBERS.read_text())}
     rows = [published.get(row.number, row) for row in planned]
     is_same = all(
@@ -249,7 +249,7 @@ def main() -> int:
     rows = [Row(n + 1, STRATEGIES[n // PER_RUN % len(STRATEGIES)], chance.choice(list(FAULTS)),
                 f"node{chance.randrange(2)}", 0) for n in range(arguments.faults)]  # fmt: skip
     runs = [rows[first : first + PER_RUN] for first in range(0, len(rows), PER_RUN)]
-    runs = [kept(run) for run in runs] if arguments.go_on else runs
+    runs = [keep_published(run) for run in runs] if arguments.go_on else runs
     with tempfile.TemporaryDirectory() as name, machines(Path(name)) as nodes:
         for number, run in enumerate(runs):
             if not run[-1].step:

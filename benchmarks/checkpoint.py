@@ -61,11 +61,11 @@ class Methods:
 
     def torch_save(self, path: Path) -> Times:
         """Save with torch.save."""
-        return timed(lambda: torch.save(self.state, path / "state.pt"), path)
+        return measure(lambda: torch.save(self.state, path / "state.pt"), path)
 
     def dcp_save(self, path: Path) -> Times:
         """Save with torch.distributed.checkpoint."""
-        return timed(lambda: dcp.save(dict(self.state), checkpoint_id=path / "dcp", no_dist=True), path)
+        return measure(lambda: dcp.save(dict(self.state), checkpoint_id=path / "dcp", no_dist=True), path)
 
     def dcp_async_save(self, path: Path) -> Times:
         """Save asynchronously with torch.distributed.checkpoint."""
@@ -99,7 +99,7 @@ class Methods:
         return blocked, time.perf_counter() - start
 
 
-def timed(work: Callable[[], object], path: Path) -> Times:
+def measure(work: Callable[[], object], path: Path) -> Times:
     """Time ``work``, which blocks until its files are written, and their sync."""
     start = time.perf_counter()
     work()
@@ -128,7 +128,7 @@ class Big(Problem):
 MEGABYTES = 1200
 
 
-def prepared(folder: Path) -> tuple[Run, Hooks]:
+def prepare_run(folder: Path) -> tuple[Run, Hooks]:
     """Return a run that has taken a step, so that the optimizer has moments."""
     checkpoints = {"best": None}
     resolved = resolve(
@@ -177,7 +177,7 @@ def main() -> int:
     names = ["memory_copy", "torch_save", "dcp_save", "dcp_async_save", "distcore", "distcore_async"]
     seconds: dict[str, list[Times]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
-        run, hooks = prepared(Path(root))
+        run, hooks = prepare_run(Path(root))
         methods = Methods(run, hooks, Path(root))
         for number in range(arguments.rounds):
             for name in names:

@@ -46,7 +46,7 @@ def main() -> int:
     held = True
     for micros in map(int, arguments.micros.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            times, *_ = launch(measured, Path(folder), arguments.blocks, micros, arguments.steps, nproc=RANKS)
+            times, *_ = launch(measure, Path(folder), arguments.blocks, micros, arguments.steps, nproc=RANKS)
         medians = {schedule: statistics.median(taken) for schedule, taken in times.items()}
         for schedule, taken in times.items():
             low, _, high = statistics.quantiles(taken, n=4)
@@ -59,7 +59,7 @@ def main() -> int:
     return 0 if held else 1
 
 
-def measured(folder: Path, blocks: int, micros: int, steps: int) -> dict[str, list[float]]:
+def measure(folder: Path, blocks: int, micros: int, steps: int) -> dict[str, list[float]]:
     """Return the milliseconds of each step of each schedule, in this rank."""
     each = {"input_ids": torch.arange(512).view(8, 64) + 3, "attention_mask": torch.ones(8, 64, dtype=torch.long)}
     rows = np.arange(8)
@@ -71,7 +71,7 @@ def measured(folder: Path, blocks: int, micros: int, steps: int) -> dict[str, li
     config = RunConfig(strategy="mesh", strategy_options={"pp": RANKS}, nproc=RANKS, device="cpu")
     times: dict[str, list[float]] = {schedule: [] for schedule in options}
     with lab_of(Subject(config=config, cases=()), folder) as lab:
-        runs = {schedule: prepared(lab.world, blocks, chosen) for schedule, chosen in options.items()}
+        runs = {schedule: prepare_run(lab.world, blocks, chosen) for schedule, chosen in options.items()}
         for turn in range(steps + 2):
             for schedule in list(runs)[:: 1 if turn % 2 else -1]:
                 strategy, run = runs[schedule]
@@ -84,8 +84,8 @@ def measured(folder: Path, blocks: int, micros: int, steps: int) -> dict[str, li
     return {schedule: taken[2:] for schedule, taken in times.items()}
 
 
-def prepared(world: Any, blocks: int, options: dict[str, Any]) -> tuple[Any, Run]:
-    """Return the strategy with ``options``, and a run with what this rank holds of the model."""
+def prepare_run(world: Any, blocks: int, options: dict[str, Any]) -> tuple[Any, Run]:
+    """Return the strategy with ``options``, and a run with this rank's part of the model."""
     torch.manual_seed(0)
     model = BertForSequenceClassification(
         BertConfig(
@@ -101,7 +101,7 @@ def prepared(world: Any, blocks: int, options: dict[str, Any]) -> tuple[Any, Run
 
 
 def loss(model: nn.Module, _micro: MicroBatch, batch: Batch) -> Tensor:
-    """Return what is large enough to compute, and needs no labels."""
+    """Return a loss that needs no labels."""
     return model(**batch).logits.square().mean()  # type: ignore[no-any-return]
 
 

@@ -82,12 +82,12 @@ def start(strategy: str, out: Path) -> subprocess.Popen[str]:
 
 
 def is_writing(out: Path) -> bool:
-    """True while the run writes a checkpoint."""
+    """Return True while the run writes a checkpoint."""
     return any((out / "checkpoints").glob(".writing-*"))
 
 
 def content(metrics: Path) -> bytes:
-    """Return what the run has logged so far."""
+    """Return the log of the run so far."""
     return metrics.read_bytes() if metrics.exists() else b""
 
 
@@ -106,7 +106,7 @@ def run_and_kill(strategy: str, out: Path, chance: random.Random, in_save: bool)
 
 
 def kill_series(strategy: str, kills: int, folder: Path, seed: int) -> list[str]:
-    """Kill and resume runs of one strategy, then compare final weights; return what went wrong."""
+    """Kill and resume runs of one strategy, then compare final weights; return the problems."""
     problems: list[str] = []
     whole, disturbed = folder / strategy / "whole", folder / strategy / "killed"
     done = 0
@@ -128,7 +128,7 @@ def kill_series(strategy: str, kills: int, folder: Path, seed: int) -> list[str]
 
 
 def finish(strategy: str, out: Path) -> list[str]:
-    """Let the run train to its end; return what went wrong."""
+    """Let the run train to its end; return the problems."""
     process = start(strategy, out)
     _, output = process.communicate(timeout=300)
     return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {output.strip()}"]

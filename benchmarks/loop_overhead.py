@@ -79,7 +79,7 @@ def order_of(steps: int) -> BatchPlan:
 
 
 class Batches:
-    """The same batches for every contender, as an iterable with a length."""
+    """Batches that are the same for every contender, as an iterable with a length."""
 
     def __init__(self, data: Data, plan: BatchPlan) -> None:
         self.data, self.plan = data, plan
@@ -279,7 +279,7 @@ def main() -> int:
 
 
 def weights_equal(model: nn.Module, reference: nn.Module) -> bool:
-    """True if all parameters are equal bit for bit."""
+    """Return True if all parameters are equal bit for bit."""
     ours, theirs = list(model.parameters()), list(reference.parameters())
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

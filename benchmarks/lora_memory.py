@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def is_bounded(row: str, whole: dict[str, int], adapter: dict[str, int], nproc: int) -> bool:
-    """Whether LoRA takes what its few parameters need, and less than the whole model does."""
+    """Return True if LoRA takes the memory of its parameters, and less than the whole model."""
     expected = 8 * adapter["trained"] / (nproc if row.startswith(SHARDED) else 1)
     less = all(adapter[name] <= whole[name] for name in FIGURES if name != "parameters")
     optimizer = abs(adapter["optimizer"] - expected) <= 0.1 * expected
@@ -73,7 +73,7 @@ def is_bounded(row: str, whole: dict[str, int], adapter: dict[str, int], nproc: 
 
 
 def measure(row: str, folder: str, nproc: int, lora: int | None) -> dict[str, int]:
-    """Train three steps in ranks of their own; each figure of the rank that has most of it."""
+    """Train three steps in new ranks; return the largest figures of any rank."""
     ranks = 1 if row == "single" else nproc
     with tempfile.TemporaryDirectory() as out:
         resolved = resolve(load_config(None, {
@@ -86,7 +86,7 @@ def measure(row: str, folder: str, nproc: int, lora: int | None) -> dict[str, in
 
 
 def rank(config: RunConfig) -> dict[str, Any]:
-    """What each rank does: train, count, save."""
+    """Train as one rank, and save; return memory and sizes."""
     warnings.simplefilter("ignore")  # of what the garbage collector lists, some warns when its type is asked for
     watcher, task = Watcher(), tasks.of(config)
     hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})

@@ -80,7 +80,7 @@ ROWS = {
 }
 TOLERANCE = 0.07
 SHARES = {"allreduce": 2, "allgather": 1, "reduce_scatter": 1}
-"""How many times (N - 1) / N of a tensor each rank of a ring sends."""
+"""Traffic of each rank in a ring, in units of (N - 1) / N of the tensor."""
 PARTS = ("parameters", "gradients", "optimizer", "other")
 
 
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, Any]:
-    """Train ``row`` for three steps in ranks of its own; the figures of rank 0 in the third."""
+    """Train ``row`` for three steps in new ranks; return the figures of rank 0 in the third."""
     ranks = 1 if row.strategy in ("single", "dp") else nproc
     with tempfile.TemporaryDirectory() as out:
         resolved = resolve(load_config(None, {
@@ -118,7 +118,7 @@ def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, A
 
 
 def rank(config: RunConfig) -> dict[str, Any]:
-    """What each rank does: train, and count."""
+    """Train as one rank; return memory and traffic of the third step."""
     warnings.simplefilter("ignore")  # of what the garbage collector lists, some warns when its type is asked for
     watcher, task = Watcher(), tasks.of(config)
     hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
@@ -161,13 +161,13 @@ class Watcher:
 
     @hookimpl(wrapper=True)
     def accumulate(self) -> Generator[None, object, object]:
-        """The last micro-batch of a step begins: what lives has outlived the one before."""
+        """Measure the memory that has outlived the micro-batch before."""
         self.memory["between"] = self._bytes(storages(living()), self.before)
         return (yield)
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
-        """Sort what lives by who holds it; each storage counts once."""
+        """Measure memory by its holder; each storage counts once."""
         seen = set(self.before)
         for name, tensors in {
             "parameters": parameters(run.module),
@@ -186,7 +186,7 @@ class Watcher:
 
 
 def parameters(module: nn.Module) -> list[Tensor]:
-    """The parameters, and the shards that DeepSpeed hangs on them at stage 3."""
+    """Return the parameters, and the shards that DeepSpeed attaches to them at stage 3."""
     whole = list(module.parameters())
     return [*whole, *(p.ds_tensor for p in whole if hasattr(p, "ds_tensor"))]
 
@@ -202,21 +202,21 @@ def living() -> list[Tensor]:
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by address; of a DTensor those of the shard that this rank has."""
+    """Return bytes by address; for a DTensor those of this rank's shard."""
     parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     kept = (part.untyped_storage() for part in parts if part.device.type == "cpu" and part.layout == torch.strided)
     return {storage.data_ptr(): storage.nbytes() for storage in kept if storage.nbytes()}
 
 
 def sent(figures: dict[str, Any]) -> float:
-    """Parameters that a ring has each rank send in a step, in units of the model."""
+    """Return the traffic of each rank of a ring in a step, in units of the model."""
     n, whole = int(figures["ranks"]), 4 * int(figures["count"])
     total: float = sum(SHARES[kind] * size for kind, size in figures["bytes"].items())
     return total * (n - 1) / n / whole
 
 
 def line(name: str, figures: dict[str, Any]) -> str:
-    """One row of the table: bytes per parameter, then collectives in units of the model."""
+    """Return a row of the table: bytes per parameter, then collectives in units of the model."""
     count = figures["count"]
     parts = [figures[part] for part in PARTS]
     memory = [f"{size / count:.2f}" for size in (*parts, sum(parts), figures["between"])]
@@ -226,7 +226,7 @@ def line(name: str, figures: dict[str, Any]) -> str:
 
 
 def as_expected(row: Row, figures: dict[str, Any], micro_batches: int) -> bool:
-    """Whether memory and traffic are what the page says."""
+    """Return True if memory and traffic equal the figures of the page."""
     n = figures["ranks"]
     pairs = [(sum(figures[part] for part in PARTS) / figures["count"], row.held(n))]
     if row.sent is not None:

@@ -34,7 +34,7 @@ BOUND, WARM_UP, RANKS = 0.95, 5, 2
 DEFAULT, FREE = DDPStrategy.bucket_mb, 0
 """Sizes of buckets in MiB: the default, and what stands for ranks that send nothing."""
 Steps = list[tuple[float, ...]]
-"""Of each step the milliseconds of all of it, of computing backward, of the all-reduce, and what is exposed of that."""
+"""Milliseconds of each step: total, backward computation, all-reduce, and exposed all-reduce."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ def main() -> int:
     for number in range(arguments.rounds):
         turn = number % len(sizes)
         for size in sizes[turn:] + sizes[:turn]:
-            rounds[size].append(measured(size, arguments))
+            rounds[size].append(measure(size, arguments))
     print(f"{'ms':<18}{'step':>10}{'backward':>12}{'all-reduce':>12}{'exposed':>10}")
     means = {size: best(means_of_size) for size, means_of_size in rounds.items()}
     for size, (step, backward, sent, exposed) in means.items():
@@ -112,7 +112,7 @@ def best(rounds: list[Steps]) -> list[float]:
     return [statistics.mean(values) for values in zip(*steps, strict=True)]
 
 
-def measured(size: int, arguments: argparse.Namespace) -> Steps:
+def measure(size: int, arguments: argparse.Namespace) -> Steps:
     """Train on all ranks with buckets of ``size`` MiB; return the steps of rank 0."""
     with tempfile.TemporaryDirectory(suffix="-free" if size == FREE else "") as out:
         config = load_config(None, {

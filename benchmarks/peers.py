@@ -65,21 +65,21 @@ def main() -> int:
             seed_job.split(arguments.data, folder)
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        runs_by_kind = measured(folder, arguments)
+        runs_by_kind = measure(folder, arguments)
     held = show(arguments.job, arguments.precision, runs_by_kind)
     print("bounds", "held" if held else "BROKEN")
     return 0 if held else 1
 
 
-def measured(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Return CPU and wall seconds per 1,000 rows of each run, by its kind."""
     if arguments.job == "lm":
         rows = prompts(folder / "train.json", 32 * arguments.steps)
         model = language_model(folder, arguments.model or "llama-mini", rows)
     else:
         rows = folder / "train.json"
-        pretrained = seed_job.pretrained(folder, arguments.model or "bert-small", 1)
-        model = seed_job.with_new_head(folder, pretrained, 0)
+        pretrained = seed_job.make_pretrained(folder, arguments.model or "bert-small", 1)
+        model = seed_job.save_with_new_head(folder, pretrained, 0)
     kinds = KINDS[arguments.job]
     runs_by_kind: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(arguments.rounds):

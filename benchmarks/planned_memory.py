@@ -1,20 +1,19 @@
-"""How far the peak that ``distcore plan`` says is from the allocator's real peak on the CPU.
+"""Compare the peak memory of ``distcore plan`` with the allocator's real peak on the CPU.
 
     python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit,resnet] [--strategies single] [--shapes 4x64]
                                         [--scale small] [--checkpointing off,on] [--nproc 2] [--precision fp32]
                                         [--micro-batches 1] [--padding-free off] [--layers N]
 
-Every row of the data has the same length, so each step has the longest micro-batch. A job is trained for five steps of
-AdamW; the peak of a step is the sum of what torch's allocator says that it gave and took back, since before the
-strategy was set up. Real ranks over gloo; allocator.c, preloaded, hears of every block. Under deepspeed the bucket is
-as large as its "auto" says.
+Every row of the data has the same length, so each step has the longest micro-batch. A job trains for five steps of
+AdamW on real ranks over gloo. The preloaded allocator.c sees every block; the peak of a step is the highest sum of
+blocks allocated since before the strategy's setup. Under deepspeed the bucket size is "auto".
 
-The third, fourth and fifth step are measured. A thread of gloo may hold what it has sent for some milliseconds after
-the rank has waited for it and let it go, so the same step has more at its peak in one run than in another: "real" is
-the least of the three, which the plan is held against, and "at most" how much more the others had.
+The third, fourth and fifth step are measured. A thread of gloo may hold a sent tensor for some milliseconds after the
+rank has waited for it, so the peak of the same step varies between runs. "real" is the least of the three peaks, with
+which the plan is compared; "at most" is the excess of the others.
 
 Bounds: 1 % of the peak for single, ddp, fsdp, accelerate, horovod and deepspeed at stages 0 to 2, 5 % for mesh, 10 %
-for deepspeed at stage 3, where gloo gathers, most likely with a copy, while the rank goes on computing.
+for deepspeed at stage 3, where gloo gathers, probably with a copy, while the rank computes.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ RESNETS: dict[str, dict[str, Any]] = {
     "small": {"embedding_size": 32, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]},
     "base": {"depths": [3, 4, 6, 3]},
 }
-"""Widths and blocks of the convolutional nets; ``base`` is ResNet-50."""
+"""Widths and blocks of the convolutional networks; ``base`` is ResNet-50."""
 IMAGES = ("vit", "resnet")
 """Kinds of models of images."""
 FEED_FORWARD = {2048: 5_632, 4096: 11_008}
@@ -77,12 +76,12 @@ BOUNDS = {
     "deepspeed": 0.01,
     "deepspeed:3": 0.10,
 }
-"""How far plan and allocator may be apart, as a part of the peak, by strategy."""
+"""Bound of the difference between plan and allocator, as a fraction of the peak, by strategy."""
 WORDS = {"bert": 30_522, "gpt2": 50_257, "llama": 32_000, "vit": 0, "resnet": 0}
 PATCH = 16
 ROWS = 256
 WARM, MEASURED = 2, 3
-"""Steps before those that are measured, and those."""
+"""Numbers of unmeasured and of measured steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class Made:
     length: int = 128
     """Tokens of each row; an image has as many patches, and a square of them."""
     layers: int | None = None
-    """How many the model has; ``None``: those of ``scale``."""
+    """Number of layers; ``None``: that of ``scale``."""
 
     def prepare(self, config: RunConfig) -> Datasets:
         rows = Rows(self.kind, self.length)
@@ -191,21 +190,21 @@ def settings(
     }  # fmt: skip
 
 
-def planned(changes: dict[str, Any]) -> Row:
-    """What the plan says."""
+def plan_row(changes: dict[str, Any]) -> Row:
+    """Return the row of the plan."""
     (row,) = make_plan(Request(config=None, changes=changes, strategies="", ranks=[changes["nproc"]])).rows
     return row
 
 
-def real(changes: dict[str, Any]) -> list[int]:
-    """The allocator's peaks in the measured steps, on the first rank, in bytes."""
+def measure_peaks(changes: dict[str, Any]) -> list[int]:
+    """Return the allocator's peaks in the measured steps, on the first rank, in bytes."""
     with tempfile.TemporaryDirectory() as out:
         config = resolve(load_config(None, changes | {"out": f"{out}/run"})).config
         return launch(rank, config, nproc=int(config.nproc))[0]
 
 
 def rank(config: RunConfig) -> list[int]:
-    """What each rank does: train."""
+    """Train as one rank; return the peaks of the measured steps."""
     task = tasks.of(config)
     hooks = Hooks(config.strategy, strategies.of(config).plugin)
     before = allocator("held")  # Horovod may have its fusion buffer from its set-up on
@@ -224,14 +223,14 @@ def rank(config: RunConfig) -> list[int]:
 
 
 def allocator(what: str) -> int:
-    """Ask the preloaded library: bytes ``held`` now, the ``most`` since ``reset``."""
+    """Call the preloaded library: bytes ``held`` now, or the ``most`` since ``reset``."""
     function = getattr(ctypes.CDLL(None), f"allocator_{what}")
     function.restype = ctypes.c_size_t
     return int(function())
 
 
-def with_allocator() -> None:
-    """Start again with the library that counts, which the compiler makes."""
+def restart_with_allocator() -> None:
+    """Compile the counting library, and restart this program with it."""
     folder = tempfile.mkdtemp()
     source, library = Path(__file__).parent / "allocator.c", Path(folder, "allocator.so")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
@@ -240,7 +239,7 @@ def with_allocator() -> None:
 
 def main() -> int:
     if "allocator.so" not in os.environ.get("LD_PRELOAD", ""):
-        with_allocator()
+        restart_with_allocator()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {
         "kinds": "bert,gpt2,llama,vit", "strategies": "single,ddp,fsdp", "shapes": "4x64,2x256",
@@ -263,7 +262,7 @@ def main() -> int:
             precision=given.precision, micro_batches=given.micro_batches, padding_free=given.padding_free,
             layers=given.layers,
         )  # fmt: skip
-        row, peaks = planned(changes), real(changes)
+        row, peaks = plan_row(changes), measure_peaks(changes)
         peak, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"
         head = f"| {kind} | {strategy} | {shape} | {checkpointing} |"
         if row.step is None:

@@ -96,7 +96,7 @@ def run(out: Path, model: str, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
 
 
-def prepared(out: Path, model: str) -> None:
+def prepare_killed_run(out: Path, model: str) -> None:
     """Fill a run folder with a run that is killed after its first checkpoint, at step 10."""
     process = run(out, model)
     while not list(out.glob("checkpoints/step-*")) and process.poll() is None:
@@ -114,7 +114,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         whole, resumed = rows_read(Path(folder, "rows"), epochs=1)
         print(f"rows read: {whole} by the whole run, {resumed} by the one resumed after 1600 of 3200")
-        prepared(Path(folder, "resumed"), arguments.model)
+        prepare_killed_run(Path(folder, "resumed"), arguments.model)
         cold: list[float] = []
         again: list[float] = []
         for _ in range(arguments.rounds):

@@ -173,7 +173,7 @@ def start(rows: int, counted: bool) -> None:
     print(json.dumps([seconds, peak() - before]))
 
 
-def started(rows: int, counted: bool) -> tuple[float, float]:
+def measure_start(rows: int, counted: bool) -> tuple[float, float]:
     """Return what ``start`` measures in a process of its own."""
     command = [sys.executable, __file__, "--rows", str(rows), "--start", "counted" if counted else "alike"]
     seconds, mebibytes = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -209,7 +209,7 @@ def main() -> int:
     held = True
     print(f"{arguments.rows:,} rows, rank 0 of {MANY:,}\n\n{'items':<10} {'first step, s':>14} {'MiB':>8}")
     for items in ("alike", "counted"):
-        seconds, mebibytes = started(arguments.rows, items == "counted")
+        seconds, mebibytes = measure_start(arguments.rows, items == "counted")
         held &= seconds < SECONDS and mebibytes < MEBIBYTES
         print(f"{items:<10} {seconds:>14.2f} {mebibytes:>8.0f}")
     whole = MANY * PER_RANK

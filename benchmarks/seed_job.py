@@ -53,7 +53,7 @@ OURS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the three runs of a seed have in common."""
+    """Inputs that the three runs of a seed share."""
 
     folder: Path
     """Folder with the rows, and of the runs."""
@@ -94,7 +94,7 @@ def main() -> int:
         os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", DISTCORE_CACHE=str(folder / "cache"))
         try:
             split(arguments.data, folder)
-            model = pretrained(folder, arguments.model, arguments.steps)
+            model = make_pretrained(folder, arguments.model, arguments.steps)
         except (OSError, ValueError, DistcoreError) as error:
             parser.error(str(error))
         held = [compare(folder, model, arguments, nproc) for nproc in arguments.nproc]
@@ -123,7 +123,7 @@ def split(data: Path, folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(part, ensure_ascii=False), encoding="utf-8")
 
 
-def pretrained(folder: Path, model: str, steps: int | None) -> Path:
+def make_pretrained(folder: Path, model: str, steps: int | None) -> Path:
     """Return a Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the remaining rows."""
     from distcore_tasks.text_classification.options import TextOptions
 
@@ -143,7 +143,7 @@ def compare(folder: Path, start: Path, arguments: argparse.Namespace, nproc: int
     outcomes: dict[str, list[Outcome]] = {"script": [], **{name: [] for name in OURS}}
     names = list(outcomes)
     for number, seed in enumerate(arguments.seeds):
-        model = with_new_head(folder, start, seed)
+        model = save_with_new_head(folder, start, seed)
         job = Job(folder=folder, model=model, seed=seed, nproc=nproc, lr=arguments.lr, steps=arguments.steps)
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
@@ -176,7 +176,7 @@ def against(own: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> tup
     return f"{statistics.mean(ours):.2f} ({min(ours):.1f} … {max(ours):.1f}) {distance:+.2f}", distance
 
 
-def with_new_head(folder: Path, start: Path, seed: int) -> Path:
+def save_with_new_head(folder: Path, start: Path, seed: int) -> Path:
     """Return a folder with the pretrained model and a new head of random weights from ``seed``."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

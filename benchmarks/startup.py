@@ -64,7 +64,7 @@ IMPORTS = (
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run took to the end of its first step."""
+    """Seconds of a run up to the end of its first step."""
 
     cpu: float
     """CPU seconds of all processes."""
@@ -137,8 +137,8 @@ def main() -> int:
             seed_job.split(arguments.data, folder)
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        model = seed_job.with_new_head(folder, seed_job.pretrained(folder, "bert-small", 1), 0)
-        runs_by_name = measured(folder, model, arguments.rounds)
+        model = seed_job.save_with_new_head(folder, seed_job.make_pretrained(folder, "bert-small", 1), 0)
+        runs_by_name = measure(folder, model, arguments.rounds)
     held = [show(name, runs_by_name, bound) for name, bound in BOUNDS.items()]
     show_parts(runs_by_name["warm, 1 process"])
     show_imports(arguments.rounds)
@@ -146,13 +146,13 @@ def main() -> int:
 
 
 def conclusion(held: Sequence[bool]) -> int:
-    """Say whether all bounds were held; return 0 if they were."""
+    """Print if all bounds held; return 0 if they did."""
     print("bounds", "held" if all(held) else "BROKEN")
     return 0 if all(held) else 1
 
 
-def measured(folder: Path, model: Path, rounds: int) -> dict[str, list[Spent]]:
-    """Return CPU and wall seconds of each run, by its name; the first round warms caches and does not count."""
+def measure(folder: Path, model: Path, rounds: int) -> dict[str, list[Spent]]:
+    """Measure CPU and wall seconds of each run, by its name. The first round warms caches, and is dropped."""
     runs_by_name: dict[str, list[Spent]] = {}
     for number in range(rounds + 1):
         for ranks in (1, 2):
@@ -183,7 +183,7 @@ def our_command(folder: Path, model: Path, ranks: int, number: int) -> list[str]
 
 
 def until_first_step(folder: Path, command: Sequence[str], **environment: str) -> Spent:
-    """Return what a run takes from the command to the end of its first step; exits with the output if it fails."""
+    """Run a command to the end of its first step, and return the time. Exits with the output if it fails."""
     first, log = folder / "first", folder / "log"
     first.unlink(missing_ok=True)
     began = time.time()
@@ -221,7 +221,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 def show(name: str, runs_by_name: dict[str, list[Spent]], bound: float) -> bool:
     """Print one line of the table; True if its bound holds."""
     (cpu, wall, between), (their_cpu, their_wall, theirs) = (
-        described(runs_by_name[runs]) for runs in (name, f"script, {name.split(', ')[1][0]}")
+        describe(runs_by_name[runs]) for runs in (name, f"script, {name.split(', ')[1][0]}")
     )
     print(
         f"{name:<16} CPU {cpu:5.1f} s {between:<15} script {their_cpu:5.1f} s {theirs:<15} {cpu / their_cpu:.2f}"
@@ -230,7 +230,7 @@ def show(name: str, runs_by_name: dict[str, list[Spent]], bound: float) -> bool:
     return cpu / their_cpu <= bound
 
 
-def described(runs: Sequence[Spent]) -> tuple[float, float, str]:
+def describe(runs: Sequence[Spent]) -> tuple[float, float, str]:
     """Return medians of CPU and wall seconds, and the range of the first."""
     cpu = [run.cpu for run in runs]
     return statistics.median(cpu), statistics.median(run.wall for run in runs), f"({min(cpu):.1f} … {max(cpu):.1f})"

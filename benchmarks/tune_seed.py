@@ -67,11 +67,12 @@ def main() -> int:
         )
         took = time.monotonic() - began
         print(f"tune took {took:.0f} s", flush=True)
-        tuned_file, threads = str(folder / "tuned/config.yaml"), chosen_threads(folder / "tuned")
+        tuned_file, threads = str(folder / "tuned/config.yaml"), read_threads(folder / "tuned")
         settings: dict[str, tuple[list[str], str | None]] = {
             name: ([*job, *flags], None) for name, flags in BY_HAND.items()
         }
-        same = [name for name, (own, _) in settings.items() if not threads and resolved(own) == resolved([tuned_file])]
+        best = resolve_config([tuned_file])
+        same = [name for name, (own, _) in settings.items() if not threads and resolve_config(own) == best]
         tuned = same[0] if same else "tuned"
         settings.setdefault(tuned, ([tuned_file], threads))
         rounds: dict[str, list[list[float]]] = {name: [] for name in settings}
@@ -83,13 +84,13 @@ def main() -> int:
         return max(show(rounds, tuned), int(took > 60 * MINUTES))
 
 
-def chosen_threads(tuned: Path) -> str | None:
-    """Return the threads that tune chose for a rank, if it did."""
+def read_threads(tuned: Path) -> str | None:
+    """Return the number of threads that tune chose for a rank, if any."""
     threads = json.loads((tuned / "tune.json").read_text(encoding="utf-8"))["chosen"]["setting"].get("threads")
     return str(threads) if threads else None
 
 
-def resolved(arguments: Sequence[str]) -> object:
+def resolve_config(arguments: Sequence[str]) -> object:
     """Return the config of a job as it would run."""
     done = subprocess.run([DISTCORE, "train", *arguments, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True)
     return {**yaml.safe_load(done.stdout), "out": None}

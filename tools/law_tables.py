@@ -41,14 +41,14 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
     ],
     "examples/strategy-localsgd": [("every=1", "localsgd", 2, {}), ("every=4", "localsgd", 2, {"every": 4})],
 }
-"""By the folder whose README shows them: title, strategy, ranks and options."""
+"""Title, strategy, ranks and options of each setting, by the folder of the README that shows it."""
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 Setting = dict[str, Any]
 """title, strategy, ranks, options, and ``errors``: by case the measured error, or the reason of an exemption."""
 
 
-def measured(title: str, strategy: str, ranks: int, options: dict[str, Any], cases: dict[str, Any]) -> Setting:
+def measure(title: str, strategy: str, ranks: int, options: dict[str, Any], cases: dict[str, Any]) -> Setting:
     """Measure one setting, and note law and bound of what was measured in ``cases``.
 
     Raises SystemExit if a law is broken.
@@ -178,7 +178,7 @@ def with_table(text: str, filled: str) -> str:
     return MARKS.sub(lambda marks: f"{marks[1]}{filled}{marks[2]}", text)
 
 
-def chosen(names: Collection[str]) -> list[str]:
+def select_folders(names: Collection[str]) -> list[str]:
     """The folders that are meant by the last part of their names; all where nothing is said."""
     wanted = set(names)
     return [
@@ -193,8 +193,8 @@ def main() -> None:
     arguments = parser.parse_args()
     numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
     settings = numbers["settings"]
-    for folder in [] if arguments.tables_only else chosen(arguments.names):
-        settings[folder] = [measured(*setting, numbers["cases"]) for setting in SETTINGS[folder]]
+    for folder in [] if arguments.tables_only else select_folders(arguments.names):
+        settings[folder] = [measure(*setting, numbers["cases"]) for setting in SETTINGS[folder]]
         numbers["settings"] = {name: settings[name] for name in SETTINGS if name in settings}
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
     for page, filled in pages(numbers).items():

@@ -15,7 +15,7 @@ from distcore.plugin.task.spec import TaskSpec
 
 PAGE = Path(__file__).parents[1] / "docs/tasks.md"
 TABLES = {"methods": TaskSpec, "members": DatasetSpec}
-"""By the name in the marks ``<!-- methods -->`` and ``<!-- /methods -->``, what the table between them lists."""
+"""Contents of the tables, by the name in their marks ``<!-- methods -->`` and ``<!-- /methods -->``."""
 
 
 def members(spec: type) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,7 @@
 """An extension that adds annealed Gaussian noise to gradients (Neelakantan et al., 2015, arXiv:1511.06807).
 
 At step t the noise has the variance ``scale / (1 + t) ** decay``. It is a function of the run's seed, the step, the
-parameter's name and the element, so it is the same on every rank, however the parameters are sharded, and in a run that
-was resumed.
+parameter's name and the element, so it is the same on every rank, with any sharding, and in a resumed run.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from torch import Tensor
 from distcore import ConfigError, PreparedModel, Progress, Run, dtensors, hookimpl
 
 BLOCK = 2**16
-"""Elements whose noise is drawn at once: a rank draws only the blocks that its shard of a parameter touches."""
+"""Elements of a block, the unit of random draws. A rank draws only the blocks that overlap its shards."""
 
 
 @dataclass
 class GradientNoise:
-    """Add the noise to the gradient of the whole step, once it is averaged over ranks and clipped."""
+    """Add noise to the gradient of each step, after averaging over ranks and clipping."""
 
     scale: float = 0.01
     """Variance of the noise at the first step."""
     decay: float = 0.55
-    """How fast it falls."""
+    """Exponent of the decay of the variance."""
 
     def __post_init__(self) -> None:
         self._step, self._added = 0, -1
 
     @hookimpl(wrapper=True)
     def wrap_model(self, run: Run) -> Generator[None, PreparedModel, PreparedModel]:
-        """Have the optimizer that the strategy returns call ``_add`` at the start of each step."""
+        """Make the strategy's optimizer call ``_add`` at the start of each step."""
         prepared = yield
         if prepared.optimizer is not None:
             names = {parameter: name for name, parameter in run.module.named_parameters()}
@@ -48,12 +47,12 @@ class GradientNoise:
 
     @hookimpl
     def on_run_start(self, progress: Progress) -> None:
-        """Begin with the step that the run begins with, which may have been resumed."""
+        """Start at the first step of the run, which may be a resumed one."""
         self._step = progress.step
 
     @hookimpl
     def on_step_end(self, progress: Progress) -> None:
-        """Go on to the next step."""
+        """Count the step."""
         self._step = progress.step
 
     @torch.no_grad()
@@ -72,7 +71,7 @@ class GradientNoise:
 
 
 def gaussian(seed: str, start: int, count: int) -> Tensor:
-    """Return elements ``start`` to ``start + count`` of an endless row of normal numbers, shape ``(count,)``."""
+    """Return elements ``start`` to ``start + count`` of an infinite sequence of normal numbers, shape ``(count,)``."""
     first, last = start // BLOCK, (start + count - 1) // BLOCK
     blocks = []
     for number in range(first, last + 1):

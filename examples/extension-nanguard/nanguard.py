@@ -1,4 +1,4 @@
-"""An extension in a dozen lines, for every strategy: stop at the first loss or gradient norm that is not finite."""
+"""A short extension for every strategy: end the run at a loss or gradient norm that is not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distcore import DistcoreError, Run, StepResult, hookimpl
 
 
 class NanGuard:
-    """Raise DistcoreError instead of training on."""
+    """Raise DistcoreError at the first loss or gradient norm that is not finite."""
 
     @hookimpl(wrapper=True)
     def backward(self, loss: Tensor) -> Generator[None, Tensor, Tensor]:

@@ -75,7 +75,7 @@ def test_seven_billion_parameters_are_planned_in_a_minute_and_4_gigabytes() -> N
     code = (
         "import resource, sys, time; sys.path.insert(0, sys.argv[1]); start = time.monotonic()\n"
         "import planned_memory as benchmark\n"
-        "row = benchmark.planned(benchmark.settings('llama', 'fsdp', '1x2048', scale='7b', nproc=8))\n"
+        "row = benchmark.plan_row(benchmark.settings('llama', 'fsdp', '1x2048', scale='7b', nproc=8))\n"
         "assert row.step is not None, row\n"
         "print(row.step.peak.total, time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )

@@ -78,8 +78,8 @@ def test_it_judges_what_each_of_the_three_has_trained(
     rows = [[f"{word} {word} {number}", label] for number in range(240) for label, word in enumerate(words)]
     for name, part in (("train", rows), ("kept", rows[:60]), ("unseen", rows[60:120]), ("others", rows[:120])):
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
-    start = benchmark.pretrained(tmp_path, "bert-tiny", None)
-    model = benchmark.with_new_head(tmp_path, start, 0)
+    start = benchmark.make_pretrained(tmp_path, "bert-tiny", None)
+    model = benchmark.save_with_new_head(tmp_path, start, 0)
     job = benchmark.Job(folder=tmp_path, model=model, seed=0, nproc=2, lr=2e-3, steps=None)
     for name in ("script", *benchmark.OURS):
         found = benchmark.outcome(job, name)

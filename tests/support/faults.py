@@ -15,11 +15,11 @@ TIMEOUT = 20
 SHORT, LONG = 3, TIMEOUT + 5
 """Seconds that faults last."""
 Fault = Callable[[Machine, Path], tuple[float, Callable[[], object]]]
-"""Strikes; returns the seconds after which it is over, and what ends it."""
+"""Cause the fault; return its duration in seconds, and the function that ends it."""
 
 
 def send(number: signal.Signals, to: str, seconds: float = 0) -> Fault:
-    """Return the fault that sends a signal to the rank or the agent of a machine; a stopped one goes on at the end."""
+    """Return the fault that signals the rank or the agent of a machine. Stopped processes continue at its end."""
 
     def strike(node: Machine, disk: Path) -> tuple[float, Callable[[], object]]:
         pids = node.ranks() if to == "rank" else node.find("distcore.launchers.agent")
@@ -43,7 +43,7 @@ def turn_off(node: Machine, disk: Path) -> tuple[float, Callable[[], object]]:
 
 
 def cut(seconds: float) -> Fault:
-    """Return the fault that loses what a machine sends and gets, for some seconds."""
+    """Return the fault that loses all messages of a machine for some seconds."""
 
     def strike(node: Machine, disk: Path) -> tuple[float, Callable[[], object]]:
         node.cut()

@@ -18,7 +18,7 @@ from typing import Any
 
 SSH = "/etc/ssh"
 PATIENCE = 600
-"""Seconds until a test gives up. On an idle machine most of what it waits for takes ten."""
+"""Seconds until a test gives up. On an idle machine most waits take ten."""
 ENTER = (
     'hostname "$1" && mount --bind "$2/hosts-$1" /etc/hosts && '
     '{ [ ! -d "$2/ssh" ] || mount --bind "$2/ssh" /etc/ssh; } && shift 2 && exec "$@"'
@@ -27,7 +27,7 @@ ENTER = (
 
 
 RANK_VARIABLES = ("RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=")
-"""By which torchrun and those like it, Open MPI, MPICH and SLURM tell a process its rank."""
+"""Variables of a rank under torchrun and similar launchers, Open MPI, MPICH and SLURM."""
 PODS = ("distcore-{}.distcore", "distcore-node-0-{}.distcore")
 """Names that the machines have as pods of a plain Job, and of a JobSet."""
 
@@ -39,13 +39,13 @@ class Machine:
     name: str
     """Host name."""
     address: str
-    """By which the others reach it."""
+    """IP address."""
     namespace: str
-    """Of the network; its end of the link has the same name with ``v`` before it."""
+    """Name of the network namespace. The machine's end of the link has the prefix ``v``."""
     bridge: str
-    """Where all links meet."""
+    """Name of the bridge that connects all links."""
     files: Path
-    """Folder of the hosts files, and of what lies in /etc/ssh."""
+    """Folder of the hosts files, and of the files in /etc/ssh."""
 
     def words(self, *command: str | Path) -> list[str]:
         """Return the command line that runs ``command`` on this machine."""
@@ -55,7 +55,7 @@ class Machine:
     def start(
         self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None, **pipes: Any
     ) -> subprocess.Popen[str]:
-        """Start ``command`` in ``folder``, in a session of its own, with both outputs in one pipe."""
+        """Start ``command`` in ``folder``, in a new session, with both outputs in one pipe."""
         given = {
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
@@ -67,14 +67,14 @@ class Machine:
         return subprocess.Popen(self.words(*command), cwd=folder, env=environ, **given)
 
     def run(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-        """Run ``command`` to its end; return what it prints. Fails with that if its status is not 0."""
+        """Run ``command``, and return its output. Fails with the output if the status is not 0."""
         process = self.start(*command, folder=folder, environment=environment)
         said = process.communicate(timeout=PATIENCE)[0]
         assert process.returncode == 0, said
         return said
 
     def output(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-        """Run ``command`` to its end; return what it prints, whatever its status is."""
+        """Run ``command``, and return its output, with any status."""
         return self.start(*command, folder=folder, environment=environment).communicate(timeout=PATIENCE)[0]
 
     def pids(self) -> list[int]:
@@ -91,7 +91,7 @@ class Machine:
         return pids
 
     def ranks(self) -> list[int]:
-        """Return the numbers of the processes of this machine that are ranks, whatever started them."""
+        """Return the numbers of the rank processes of this machine, under any launcher."""
         pids = []
         for pid in self.find("distcore train"):
             with suppress(OSError):
@@ -102,7 +102,7 @@ class Machine:
         return pids
 
     def cut(self) -> None:
-        """Take the machine off the network: what it sends, and what others send to it, is lost without a word."""
+        """Take the machine off the network: all its messages, in both directions, are silently lost."""
         _ip("link", "set", f"v{self.namespace}", "nomaster")
 
     def heal(self) -> None:
@@ -110,7 +110,7 @@ class Machine:
         _ip("link", "set", f"v{self.namespace}", "master", self.bridge)
 
     def turn_on(self) -> None:
-        """Undo ``kill``, and start what every machine has: the link, and the server of ssh."""
+        """Undo ``kill``, and start the link and the ssh server."""
         self.heal()
         if has_ssh():
             server = ("/usr/sbin/sshd", "-D", "-f", f"{SSH}/sshd_config")
@@ -131,7 +131,7 @@ class Machine:
 
 
 def why_not() -> str | None:
-    """Return why machines cannot be made here; ``None``: they can."""
+    """Return the reason why machines cannot be made here; ``None`` if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]
@@ -148,7 +148,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def machines(folder: Path, number: int = 2) -> Iterator[tuple[Machine, ...]]:
-    """Give machines node0, node1 … with hosts files as Debian makes them, and ssh between them if it is installed."""
+    """Yield machines node0, node1 … with Debian's form of hosts files, and with ssh if it is installed."""
     own = os.getpid()
     bridge, net = f"b{own}", f"10.{64 + own // 250 % 128}.{own % 250}"
     made = tuple(Machine(f"node{n}", f"{net}.{n + 1}", f"n{own}-{n}", bridge, folder) for n in range(number))
@@ -200,7 +200,7 @@ def _connect(machine: Machine, stack: ExitStack) -> None:
 
 
 def _write_ssh(folder: Path) -> None:
-    """Write what lies in /etc/ssh of every machine: one key for servers and users, who trust each other."""
+    """Write the files in /etc/ssh of every machine: one key for servers and users, who trust each other."""
     folder.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
@@ -211,7 +211,7 @@ def _write_ssh(folder: Path) -> None:
         f"HostKey {SSH}/key\nAuthorizedKeysFile {SSH}/authorized_keys\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
         "PidFile none\nMaxStartups 100\n"
     )
-    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd goes with what it does not trust; its service makes it
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd's folder for privilege separation, which its service would make
 
 
 def _ip(*words: str) -> str:

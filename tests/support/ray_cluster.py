@@ -13,7 +13,7 @@ from pathlib import Path
 from machines import PATIENCE, Machine, wait_for
 
 BIN = Path(__file__).parents[2] / "build/ray/bin"
-"""Programs of an environment of its own, with Ray beside what is installed here."""
+"""Programs of a separate environment, which has Ray and this environment's packages."""
 PORT = 6379
 PROBE = """
 import ray
@@ -27,15 +27,15 @@ class RayCluster:
     """A Ray that runs."""
 
     machines: Sequence[Machine]
-    """Each of them is a node; the first one is the head."""
+    """The nodes; the first one is the head."""
     folder: Path
-    """For the files of all nodes; its path is short, as they have sockets there."""
+    """Folder of all nodes' files; its path is short, because it holds sockets."""
     begun: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    """By name of the machine: ``ray start --block``."""
+    """The process ``ray start --block`` of each machine, by name."""
 
     @property
     def address(self) -> str:
-        """Of the head, as ``--launcher ray:ADDRESS`` takes it."""
+        """Address of the head, for ``--launcher ray:ADDRESS``."""
         return f"{self.machines[0].address}:{PORT}"
 
     def join(self, machine: Machine) -> None:

@@ -20,11 +20,11 @@ SOURCE = Path(__file__).parent / "simulated/device.cpp"
 PATHS = os.pathsep.join(map(str, (SOURCE.parents[1], SOURCE.parent)))
 """The folders of this module, and of the entry point ``torch.backends``."""
 TOOLS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-"""Where to look for a compiler, and for ninja, which may be installed beside Python."""
+"""Paths to search for a compiler and for ninja, which may be installed next to Python."""
 
 
 def missing() -> str | None:
-    """Say what this machine lacks to build it."""
+    """Return what this machine lacks to build the device."""
     lacking = [tool for tool in ("c++", "ninja") if shutil.which(tool, path=TOOLS) is None]
     return f"there is no {' and no '.join(lacking)} here" if lacking else None
 
@@ -59,7 +59,7 @@ def build() -> Any:
 
 
 def _module(native: Any) -> ModuleType:
-    """What torch has as ``torch.cuda`` for another kind."""
+    """Return the device module, the counterpart of ``torch.cuda``."""
     import torch
 
     module: Any = ModuleType(f"torch.{KIND}")
@@ -93,7 +93,7 @@ def _group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         return c10d._create_work_from_future(future)
 
     class Wrapped(dist.ProcessGroup):  # type: ignore[misc]
-        """What the strategies need, done when the call returns."""
+        """The collectives that strategies need, complete when the call returns."""
 
         supports_splitting = False
 

@@ -15,7 +15,7 @@ from machines import PATIENCE, Machine, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-"""States that a job does not leave."""
+"""Final states of a job."""
 CONFIG = """\
 ClusterName=two
 SlurmctldHost={controller.name}({controller.address})
@@ -47,7 +47,7 @@ SlurmdLogFile={folder}/slurmd-%n.log
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=ALL PriorityTier=9
 """
-"""Of slurm.conf."""
+"""Content of slurm.conf."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Cluster:
     nodes: Sequence[Machine]
     """Its machines; commands are typed on the first one."""
     environment: dict[str, str]
-    """Where its programs find it."""
+    """Path of slurm.conf, for SLURM's programs."""
     begun: list[subprocess.Popen[str]]
-    """Its servers."""
+    """Started servers."""
 
     def start(self, node: Machine, *server: str) -> None:
         """Start a server on a machine."""
@@ -82,7 +82,7 @@ class Cluster:
         return int(number[1])
 
     def show(self, job: int, folder: Path) -> dict[str, str]:
-        """Return what the controller knows of a job, such as ``JobState`` and ``ExitCode``."""
+        """Return the controller's facts about a job, such as ``JobState`` and ``ExitCode``."""
         words = self.call("scontrol", "-o", "show", "job", str(job), folder=folder).split()
         return {name: value for name, _, value in (word.partition("=") for word in words)}
 

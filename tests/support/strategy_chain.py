@@ -1,4 +1,4 @@
-"""One run handed from strategy to strategy, and what its ranks must agree on with a run of one process."""
+"""Continue one run under several strategies, and compare it with a run of one process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from distcore import RunConfig, StrategyError, launch, registry, train
 
 WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
 STEPS = 2
-"""Steps that each strategy takes."""
+"""Steps of each strategy."""
 
 
 def is_offered(way: str) -> bool:
-    """Whether the strategy is installed and its library, too: Horovod is built, or is not."""
+    """Return True if the strategy and its library are installed; Horovod must also be built."""
     name = way.partition(":")[0]
     if name not in registry.offers("strategies"):
         return False
@@ -50,7 +50,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def assert_one_run(chain: Path, whole: Path, ways: Sequence[str] = WAYS) -> None:
-    """The chain has each of its steps once, each with the loss that the run in ``whole`` has there."""
+    """Assert that the chain has each step once, with the loss of the run in ``whole``."""
     actual, expected = losses(chain), losses(whole)
     assert sorted(actual) == list(range(1, STEPS * len(list(filter(is_offered, ways))) + 1))
     for step, loss in actual.items():

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 TEXTS = f"{__file__}:Texts"
 """Name of the task in a config or after ``--task``."""
 UNTRACEABLE, WITHOUT_META_MODEL = f"{__file__}:Untraceable", f"{__file__}:WithoutMetaModel"
-"""The same task with a loss that looks at values, and with a model that does."""
+"""Names of the same task with a loss, or a model, that reads tensor values."""
 PADDING, UNKNOWN, FIRST, LAST = range(4)
-"""Tokens that are no words; a row begins with ``FIRST`` and ends with ``LAST``."""
+"""Special tokens. A row begins with ``FIRST`` and ends with ``LAST``."""
 
 
 class Rows:
-    """Texts as numbers of their words, with their labels; implements ``distcore.Dataset``."""
+    """Texts as word numbers, with labels; implements ``distcore.Dataset``."""
 
     def __init__(self, texts: list[list[int]], labels: list[int], content: str) -> None:
         self.texts, self.labels, self.content = texts, np.array(labels, dtype=np.int64), content
@@ -50,12 +50,12 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDatasets(Datasets):
-    """The datasets, and what the model is built for."""
+    """Datasets, with the sizes for the model."""
 
     words: int
-    """Tokens that there are."""
+    """Number of tokens."""
     classes: list[Any]
-    """The classes, as the file writes them."""
+    """Classes of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Texts:
     data: Path = Path("rows.json")
     """File with a text and a class per row; every fifth row is kept for the evaluation."""
     eval_data: Path | None = None
-    """File with the rows of the evaluation; default: those that were kept."""
+    """File of evaluation rows; default: the held-out rows."""
     model: str = "bert-tiny"
     """A folder of a classifier; any other name is that of a small BERT with random weights."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
@@ -143,7 +143,7 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Untraceable(Texts):
-    """The same with a loss that looks at values, so that a step cannot be traced without them."""
+    """The task with a loss that reads tensor values, so that a step cannot be traced without them."""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         logits = _logits(model, batch)
@@ -152,7 +152,7 @@ class Untraceable(Texts):
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutMetaModel(Texts):
-    """The same with a model that looks at values, so that it cannot be built without them."""
+    """The task with a model that reads tensor values, so that it cannot be built without them."""
 
     def build_model(self, config: RunConfig, data: TextDatasets) -> nn.Module:
         import torch

@@ -1,4 +1,4 @@
-"""Sees what must not happen while a checkpoint is read: pickles, imports, code, commands, connections, writing."""
+"""Watch for forbidden events while a checkpoint is read: pickles, imports, code, commands, connections, writing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EVENTS = {
 }
 UNPICKLERS = ("pickle.py", "_weights_only_unpickler.py")
 _seen: list[list[str]] = []
-"""Of the watches that are on; an audit hook stays as long as the process."""
+"""Events of the active watches. An audit hook cannot be removed from the process."""
 
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Give the list of what is seen. Imports count too: warm up what the first call imports."""
+    """Yield the list of seen events. Imports are events, too, so call once before to warm up."""
     if not hasattr(sys, "_distcore_watch"):
         sys.addaudithook(_audit)
         vars(sys)["_distcore_watch"] = True
@@ -46,7 +46,7 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _profile(frame: FrameType, event: str, argument: object) -> None:
-    """A pickle that names nothing raises no audit event, but somebody calls an unpickler."""
+    """Record calls of unpicklers, because a pickle without globals raises no audit event."""
     owner = getattr(argument, "__self__", None)
     module = getattr(argument, "__module__", None) or type(owner).__module__
     in_c = event == "c_call" and module == "_pickle" and "load" in getattr(argument, "__name__", "")

@@ -37,7 +37,7 @@ class LocalSGD:
 
     @property
     def capabilities(self) -> Capabilities:
-        """With ``every=1`` nothing is exempt; above, parameters differ between ranks until the next averaging."""
+        """The declaration for ``every``: above 1, parameters differ between ranks until the next averaging."""
         drift = f"ranks step on their own gradients and average every {self.every} steps"
         laws = ("gradient", "clipping", "checkpoint", "resume") if self.every > 1 else ()
         return Capabilities(
@@ -57,7 +57,7 @@ class LocalSGD:
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Move the model to the device and build its optimizer; nothing is wrapped."""
+        """Move the model to the device, and build its optimizer. No wrapper is needed."""
         model = model.to(run.world.device)
         return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
@@ -77,7 +77,7 @@ class LocalSGD:
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        """Average first: a checkpoint holds one model, not one per rank."""
+        """Average parameters first, because a checkpoint holds one model, not one per rank."""
         assert run.optimizer is not None
         self._average_state(run.optimizer)
         return defaults.save_checkpoint(run)

@@ -37,15 +37,15 @@ sim: Any = torch.get_device_module("sim")
 
 
 def run(name: str, task: Any = None, **changes: Any) -> dict[str, Any]:
-    """Train, and return what the report and the device say."""
+    """Train, and return figures from the report and the device."""
     report: Any = train(RunConfig(out=name, **SHARED | changes), task or Problem())
     told = {key: report[key] for key in ("device", "precision", "peak_memory_bytes", "steps")}
     seconds = json.loads(Path(name, "steps.json").read_text())["seconds"]
     return told | {"loss": report["evaluation"]["loss"], "seconds": seconds}
 
 
-def built(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
-    """A run that is ready to train step by step."""
+def build(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
+    """Return a run that is ready to train step by step."""
     given = SHARED | {"out": "unused", "data_guard_steps": 0, "max_steps": 20} | changes
     config = resolve(RunConfig(**given), 1, task=task).config
     hooks = Hooks("single", strategies.of(config).plugin)
@@ -53,10 +53,10 @@ def built(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
     return trainer.build_run(config, hooks, hooks.setup(config, RankInfo()), task, data), hooks, data
 
 
-def counted(precision: str, workers: int) -> list[dict[str, int]]:
-    """What the device counts in each of a few steps, none of them the first or last of an epoch."""
+def count_device_calls(precision: str, workers: int) -> list[dict[str, int]]:
+    """Return the device's call counts in each of a few steps, none of them the first or last of an epoch."""
     task = Problem()
-    ready, hooks, data = built(task, precision=precision, loader={"workers": workers})
+    ready, hooks, data = build(task, precision=precision, loader={"workers": workers})
     training: Any = steps(ready, hooks, task, data.train, Progress())
     counts = []
     for _ in range(2):
@@ -70,9 +70,9 @@ def counted(precision: str, workers: int) -> list[dict[str, int]]:
 
 
 def scaled() -> dict[str, Any]:
-    """A step whose gradients overflow under the loss scale."""
+    """Take a step whose gradients overflow under the loss scale."""
     task = Problem()
-    ready, hooks, data = built(task, precision="fp16")
+    ready, hooks, data = build(task, precision="fp16")
     assert ready.scaler is not None
     ready.scaler.load_state_dict(ready.scaler.state_dict() | {"scale": 2.0**127})
     before = [parameter.detach().cpu().clone() for parameter in ready.module.parameters()]
@@ -83,7 +83,7 @@ def scaled() -> dict[str, Any]:
 
 
 class Watched(Rows):
-    """Rows that note who reads them: in which order, and whether two do at once."""
+    """Rows that record their reads: the order, and simultaneous ones."""
 
     read: list[list[int]] = []
     busy: list[str] = []
@@ -113,16 +113,16 @@ class Watches(Problem):
 
 
 def order(device: str) -> list[list[int]]:
-    """The rows of each micro-batch that a run reads, in order."""
+    """Return the rows of each micro-batch that a run reads, in order."""
     Watched.read.clear()
     run(f"order-{device}", Watches(), device=device, max_steps=9)
     return list(Watched.read)
 
 
 def steps_until_error(device: str) -> tuple[int, str]:
-    """How far a run comes whose row 17 cannot be read, and what it says."""
+    """Train with an unreadable row 17; return the number of steps and the error."""
     done = 0
-    ready, hooks, data = built(Watches(), device=device)
+    ready, hooks, data = build(Watches(), device=device)
     try:
         for _ in steps(ready, hooks, Watches(), data.train, Progress()):
             done += 1
@@ -160,7 +160,7 @@ class LeavesOne(SingleStrategy):
 
 
 def line_of(name: str, task: Any, strategy: Any = None) -> str:
-    """The line with which a run ends."""
+    """Return the last line of a run."""
     replaced = patch.object(strategies, "build", lambda *_: strategy) if strategy else nullcontext()
     try:
         with replaced:
@@ -187,7 +187,7 @@ def everything() -> dict[str, Any]:
         report = evaluate_checkpoint(config_for(last, 1, {"device": device}), last, Problem())
         results["evaluated"][device] = report["evaluation"]["loss"]
     cases = [("fp32", 0), ("fp32", 2), ("bf16", 0), ("bf16", 2), ("fp16", 0)]
-    results["counts"] = {f"{precision}-{workers}": counted(precision, workers) for precision, workers in cases}
+    results["counts"] = {f"{precision}-{count}": count_device_calls(precision, count) for precision, count in cases}
     results["scale"] = scaled()
     results["rows"] = {device: order(device) for device in ("sim", "cpu")}
     Watched.pause = 0.02
@@ -207,7 +207,7 @@ def everything() -> dict[str, Any]:
 def hang() -> None:
     """Exit with 7 from a run in which the thread sleeps for ever."""
     ahead.PATIENCE = 0.5
-    ready, hooks, data = built(Watches())
+    ready, hooks, data = build(Watches())
     for _ in steps(ready, hooks, Watches(), data.train, Progress()):
         Watched.pause = 3600.0
         ready.model.register_forward_pre_hook(lambda *_: sys.exit(7))
