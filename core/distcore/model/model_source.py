@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, MetaModelError
+from distcore.errors import ConfigError, MetaModelError, ModelError
 from distcore.launchers.processes.failures import one_line
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
@@ -116,6 +116,8 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
         try:
             with torch.device("meta"):
                 module = make()
+        except ModelError:  # nor could a whole model be built
+            raise
         except Exception as error:  # any class: code of the task that needs values may fail in any way
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
             raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error

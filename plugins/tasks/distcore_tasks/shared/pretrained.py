@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore import ConfigError, ModelError, nearest, silence_transformers
+from distcore_tasks.shared.matched_weights import check_matched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -180,14 +181,18 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
         other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
+        settings = {"config": shape, "local_files_only": True, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
             meta_model: nn.Module = loader.from_config(shape)
+            # The names and shapes in the files alone; transformers does not load under the meta device.
+            with torch.device("cpu"):
+                _, report = loader.from_pretrained(folder, **settings, device_map="meta", output_loading_info=True)
+            check_matched(name, meta_model, report)
             return meta_model
-        # fp32 even if the files hold half precision: these are the master weights.
-        model: nn.Module = loader.from_pretrained(
-            folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
-        ).float()
-    return model
+        model, report = loader.from_pretrained(folder, **settings, output_loading_info=True)
+        check_matched(name, model, report)
+    whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights
+    return whole
 
 
 def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:

@@ -1,0 +1,84 @@
+"""Weights that do not fit a model are refused by name; a new head is named and trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distcore import ModelError
+from distcore_tasks.shared.matched_weights import _say_once
+from distcore_tasks.shared.pretrained import load_model
+
+CLASSIFIER = "AutoModelForSequenceClassification"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from transformers import BertConfig, BertForMaskedLM
+
+    shape = BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20, num_labels=2
+    )
+    BertForMaskedLM(shape).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def rename(folder: Path, change: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    save_file({change(name): value for name, value in load_file(file).items()}, file, {"format": "pt"})
+
+
+def load(folder: Path, device: str, kind: str = CLASSIFIER) -> None:
+    with torch.device(device):
+        load_model(kind, "mine", folder, None, **({"num_labels": 3} if kind == CLASSIFIER else {}))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        (lambda name: f"module.{name}", "lack 37 of the 41 parameters .* instead: module.bert.embeddings"),
+        (lambda name: name.replace("layer.1.", "layers.1."), "lack 16 of the 41 .*: bert.encoder.layer.1.attention"),
+        (lambda name: name.replace("word_embeddings", "words"), "lack 1 of the 41 .*: bert.embeddings.word_embeddings"),
+    ],
+    ids=["a prefix", "a layer", "an embedding"],
+)
+def test_weights_that_no_file_has_are_refused_by_name(
+    folder: Path, device: str, change: Callable[[str], str], lacks: str
+) -> None:
+    rename(folder, change)
+    with pytest.raises(ModelError, match=f"^model mine: its files {lacks}"):
+        load(folder, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_new_head_is_named_once(folder: Path, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    _say_once.cache_clear()
+    with caplog.at_level(logging.INFO, logger="distcore"):
+        load(folder, device)
+        load(folder, device)
+    assert caplog.messages == [
+        "model mine: new weights for its head: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias "
+        "and 1 more"
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_weights_that_all_fit_say_nothing(folder: Path, device: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="distcore"):
+        load(folder, device, "AutoModelForMaskedLM")
+    assert caplog.messages == []
+
+
+def test_another_shape_is_refused_although_the_head_is_new(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["bert.embeddings.word_embeddings.weight"] = torch.zeros(21, 16)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="bert.embeddings.word_embeddings.weight"):
+        load(folder, "cpu")
