@@ -47,7 +47,7 @@ def saver(out: Path, disk: Disk, asynchronous: bool) -> tuple[Saver, Any]:
     resolved = resolve(config, task=Problem())
     hooks, world = set_up(resolved, RankInfo())
     run = build_run(resolved.config, hooks, world, Problem(), Problem().prepare(resolved.config))
-    return Saver(run, hooks, "rows", disk), run
+    return Saver(run, hooks, "rows", {}, disk), run
 
 
 def save(saving: Saver, step: int) -> None:

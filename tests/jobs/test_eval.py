@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,39 @@ def test_a_missing_column_gets_no_advice_that_would_not_help(
     assert main(["eval", str(run_folder), "--data", str(tmp_path / "more.csv")]) == 2
     remedy = "no column 'text' (found: review, label); rename it: all files of a run have the same columns"
     assert remedy in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def rows_file(run_folder: Path) -> Iterator[Path]:
+    """The file that the run trained on, for a test to edit."""
+    file = run_folder.parent / "rows.jsonl"
+    before = file.read_text()
+    yield file
+    file.write_text(before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: [*rows, '{"text": "good more", "label": "good"}\n'],
+        lambda rows: rows[1:],
+        lambda rows: [row.replace('"label": "bad"', '"label": "so bad"') for row in rows],
+        lambda rows: [rows[0].replace('"label": "good"', '"label": "bad"'), *rows[1:]],
+    ],
+    ids=["a row more", "a row less", "classes in another order", "another label"],
+)
+@pytest.mark.parametrize("ranks", ["", "--strategy ddp --nproc 2"])
+def test_changed_training_data_are_refused(
+    run_folder: Path,
+    rows_file: Path,
+    change: Callable[[list[str]], list[str]],
+    ranks: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rows_file.write_text("".join(change(rows_file.read_text().splitlines(keepends=True))))
+    assert main(["eval", str(run_folder), *ranks.split()]) == 2
+    path = run_folder / "checkpoints/step-00000006"
+    refused = capfd.readouterr().err.splitlines()[-1]
+    assert refused.startswith(
+        f"error: {path}: the training data ({rows_file}) are not the rows that its run trained on"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,3 +193,21 @@ def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_el
         BoundTask.of(Simple()).check_predicts_rows("digits.py:Digits")
     with pytest.raises(TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"):
         BoundTask.of(Simple()).check_predicts_rows("digits")
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_labels_that_were_edited_after_the_run_are_refused(
+    run_folder: Path, rows: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_folder, tmp_path / "run")
+    labels = tmp_path / "run/labels.json"
+    labels.write_text(json.dumps(list(reversed(json.loads(labels.read_text())))))
+    out = str(tmp_path / "out")
+    run = str(tmp_path / "run")
+    words = {
+        "predict": ["predict", run, "--data", str(rows), "--out", out],
+        "export": ["checkpoint", "export", run, "--to", out],
+    }
+    assert main(words[command]) == 2
+    assert f"error: {labels}: is not the file that the run of step-00000006 saved" in capfd.readouterr().err
+    assert not Path(out).exists()

@@ -30,9 +30,15 @@ class Saver:
     At most one save is in progress. Every rank makes the same calls.
     """
 
-    def __init__(self, run: Run, hooks: Hooks, data: str, files: Files | None = None) -> None:
-        """``data`` is the fingerprint of the training rows; ``files`` replaces the file system in tests."""
-        self._run, self._hooks, self._data = run, hooks, data
+    def __init__(
+        self, run: Run, hooks: Hooks, data: str, task_files: dict[str, str], files: Files | None = None
+    ) -> None:
+        """``data`` is the fingerprint of the training rows, ``task_files`` the digests of what the task saved.
+
+        ``files`` replaces the file system in tests.
+        """
+        self._run, self._hooks = run, hooks
+        self._facts = {"data": data, "task_files": task_files}
         self._files = files or Files()
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None
@@ -45,7 +51,7 @@ class Saver:
         """
         self.wait()
         run, hooks = self._run, self._hooks
-        facts = {"best": best, "data": self._data, **self._states()}
+        facts = {"best": best, **self._facts, **self._states()}
         if run.config.checkpoints.asynchronous:
             self._pending = (self._start_background_save(progress, facts), progress)
             return

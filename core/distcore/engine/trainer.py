@@ -11,6 +11,7 @@ from pathlib import Path
 from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
+from distcore.checkpoint.surroundings import save_task_files
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import allow_bf16_attention, force_determinism
@@ -86,13 +87,15 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     run, data = row_form.settle(run, hooks, completed, data)
     for line in overview(run, data) if world.is_main else ():
         log.info("%s", line)
-    progress, best = resume_or_start(run, hooks, task, data, rows)
+    progress, best = resume_or_start(run, hooks, task, rows)
+    saver = Saver(run, hooks, rows, start_folder(run, hooks, task, data))
+    hooks.on_run_start(run, progress)
     if world.is_main:
         log.debug("%s", description(run.config, data))
     with explain_mixed_devices(run, hooks):
         sanity_check(run, hooks, task, data)
         meter = Meter(progress)
-        progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
+        progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)
         return finish(run, hooks, task, data, progress, best, last, meter)
 
 
@@ -159,8 +162,8 @@ def build_to_evaluate(
     return row_form.restore(build_run(config, hooks, world, task, data, training=False), task, data)
 
 
-def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str) -> tuple[Progress, Best | None]:
-    """Load the checkpoint of ``--resume``, if any, and write the first files of the run folder.
+def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, rows: str) -> tuple[Progress, Best | None]:
+    """Load the checkpoint of ``--resume``, if any.
 
     Returns the progress and the best evaluation so far. ``rows`` is the fingerprint of the training rows.
     """
@@ -170,6 +173,12 @@ def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, row
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
+    return progress, best
+
+
+def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> dict[str, str]:
+    """Write what the run folder has before the first step; return the digests of the task's files on the main rank."""
+    digests: dict[str, str] = {}
 
     hooks.states()  # so that a save will not fail
 
@@ -178,12 +187,11 @@ def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, row
         # "x" fails if another run took the same folder after it was checked.
         with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
             file.write(dump_config(run.config))
-        task.save(out, run.config, data)
+        digests.update(save_task_files(out, lambda folder: task.save(folder, run.config, data)))
         task.reopen(out, run.config)  # fails now rather than when the trained model is exported
 
     on_main(run, hooks, write_start_files)
-    hooks.on_run_start(run, progress)
-    return progress, best
+    return digests
 
 
 def fit(

@@ -10,8 +10,9 @@ from typing import Any
 
 from distcore import checkpoint
 from distcore.checkpoint.choice import choose
-from distcore.checkpoint.job_state import saved_config
-from distcore.config import RunConfig, load_config
+from distcore.checkpoint.job_state import fingerprint, saved_config
+from distcore.checkpoint.surroundings import check_rows
+from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import force_determinism
 from distcore.engine.evaluation import evaluate
@@ -25,7 +26,7 @@ from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.batching.token_budget import SIZELESS
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.task import Task
+from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment import join
 from distcore.resolve.resolve import Resolved
 
@@ -47,7 +48,8 @@ def run(
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
     resolved = resolve_here(config, training=False)
-    resolved.task.prepare(resolved.config)  # errors in config and data come before ranks start
+    data = resolved.task.prepare(resolved.config)  # errors in config and data come before ranks start
+    _check_rows(resolved.config, path, data)
     if nproc == 1:
         _show(resolved, RankInfo(), path, chosen, as_json)
     else:
@@ -94,6 +96,7 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
     config, task = resolved.config, resolved.task
     data = task.prepare(config)
+    _check_rows(config, path, data)
     run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
@@ -106,6 +109,11 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
         "world_size": world.size,
         "evaluation": evaluation.summary(),
     }
+
+
+def _check_rows(config: RunConfig, path: Path, data: Datasets) -> None:
+    if not config.task.startswith(GIVEN):  # a task given as an object may have rows to evaluate alone
+        check_rows(path, checkpoint.read_job_state(path), config, fingerprint(data.train))
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:

@@ -14,6 +14,7 @@ from torch import nn
 
 from distcore.checkpoint.job_state import check_base, saved_config
 from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.surroundings import check_task_files
 from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.config import RunConfig
 from distcore.errors import CheckpointError
@@ -47,6 +48,7 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
     if merged and not has_adapter:
         raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
     task = tasks.of(config, task_name)
+    check_task_files(path, job_state)
     data = task.data_of(path, config)
     module: Any = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):

@@ -16,6 +16,7 @@ from typing import Any
 from distcore import checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.manifest import MANIFEST
+from distcore.checkpoint.surroundings import check_task_files
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.distributed.devices import force_determinism
@@ -113,6 +114,7 @@ def check(
     begun = PredictionFile(out, facts)
     prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
+    check_task_files(path, checkpoint.read_job_state(path))
     data = predicting.data_of(path, resolved.config)
     rows = sum(len(predicting.unlabeled(window, data).test) for window in prediction.windows(predicting))
     if not rows:

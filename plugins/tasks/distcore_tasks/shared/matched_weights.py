@@ -39,7 +39,7 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
 
 
 @cache
-def _say_once(line: str) -> None:  # a rank may build a skeleton, and the model after it
+def _say_once(line: str) -> None:  # a rank may build one on the meta device, and the model after it
     log.info("%s", line)
 
 
