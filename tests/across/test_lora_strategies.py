@@ -22,7 +22,7 @@ from distcore.cli.main import main
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-TASKS = Path(__file__).parents[1] / "tasks"
+TASKS = Path(__file__).parents[2] / "plugins/tasks/tests"
 JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "text-classification": ("bert-tiny", "text_classification/rows.json", {"max_seq_len": 8}),
     "token-classification": ("bert-tiny", "token_classification/words.jsonl", {"max_seq_len": 16}),

@@ -38,7 +38,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "accelerate deepspeed 3": ("accelerate", {"backend": "deepspeed", "zero_stage": 3}),
 }
 BOUNDS = {"muon": BF16}
-"""Of tensors, where it is not that of fp32: Muon orthogonalises in bf16, whoever trains."""
+"""Of tensors, where it is not that of fp32: Muon orthogonalizes in bf16, whoever trains."""
+FIGURES = {"muon": BF16 / 10}
+"""The same of losses and norms: processors round products in bf16 in different ways; one ends 2e-4 apart."""
 
 
 def taken(strategy: str, options: dict[str, Any]) -> list[str]:
@@ -61,7 +63,8 @@ def test_every_optimizer_that_is_taken_is_that_of_one_process(setting: str, tmp_
         for name, errors in found.items():
             wrong = {what: error for what, error in errors.items() if not error <= BOUNDS.get(name, FP32)}
             assert not wrong, f"{name} under {setting}: {wrong}"
-            assert max(errors["losses"], errors["norms"]) < 10 * FP32
+            figures = max(errors["losses"], errors["norms"])
+            assert figures < FIGURES.get(name, 10 * FP32), f"{name} under {setting}: {figures}"
 
 
 def sharded_and_whole() -> tuple[float, float]:

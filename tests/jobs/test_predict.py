@@ -202,7 +202,7 @@ def test_labels_that_were_edited_after_the_run_are_refused(
     shutil.copytree(run_folder, tmp_path / "run")
     labels = tmp_path / "run/labels.json"
     labels.write_text(json.dumps(list(reversed(json.loads(labels.read_text())))))
-    out = str(tmp_path / "out")
+    out = str(tmp_path / "out.jsonl")
     run = str(tmp_path / "run")
     words = {
         "predict": ["predict", run, "--data", str(rows), "--out", out],
