@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -154,14 +155,20 @@ JOB: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> Path:
+def run(folder: Path) -> Path:
     """A run folder with a checkpoint of a few small tensors."""
     train(RunConfig(out=str(folder / "run"), **JOB), Problem())
     return folder / "run"
 
 
+@pytest.fixture
+def trained(run: Path, tmp_path: Path) -> Path:
+    """A copy of it for a test to damage."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
 class Sealed:
-    """A checkpoint of which one file is replaced and the sums are made to fit; whole again afterwards."""
+    """A checkpoint of which one file is replaced and the sums are made to fit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
