@@ -82,9 +82,9 @@ def test_losses_and_checkpoints_are_those_without_compiling_and_a_resumed_run_ha
 
 
 def test_a_resumed_run_has_the_dropout_of_one_that_was_not_interrupted(folder: Path) -> None:
-    keys = {"strategy": "ddp", "nproc": 2, "compile": "regions", "dropout": 0.1}
+    keys: dict[str, Any] = {"strategy": "ddp", "nproc": 2, "compile": "regions", "dropout": 0.1}
     launch(partial(solve, config(folder, out=str(folder / "whole"), **keys), "aot_eager"), nproc=2)
-    half = {"resume": str(folder / "whole/checkpoints/step-00000002"), "out": str(folder / "resumed")}
+    half: dict[str, Any] = {"resume": str(folder / "whole/checkpoints/step-00000002"), "out": str(folder / "resumed")}
     launch(partial(solve, config(folder, **keys, **half), "aot_eager"), nproc=2)
     assert losses(folder / "resumed") == losses(folder / "whole")[2:]
 

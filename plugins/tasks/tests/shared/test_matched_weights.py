@@ -21,9 +21,7 @@ CLASSIFIER = "AutoModelForSequenceClassification"
 def folder(tmp_path: Path) -> Path:
     from transformers import BertConfig, BertForMaskedLM
 
-    shape = BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20, num_labels=2
-    )
+    shape = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20)
     BertForMaskedLM(shape).save_pretrained(tmp_path)
     return tmp_path
 
