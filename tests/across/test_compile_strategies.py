@@ -31,9 +31,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(folder: Path, dropout: float = 0.0, **changes: Any) -> RunConfig:
+def config(folder: Path, **changes: Any) -> RunConfig:
     """Without dropout: compiled code has masks of its own, in which torch draws other random numbers."""
-    rows = str(folder / "rows.json")
+    rows, dropout = str(folder / "rows.json"), changes.pop("dropout", 0.0)
     keys: dict[str, Any] = {
         "task_options": {"model": "bert-tiny", "data": rows, "max_seq_len": 8, "dropout": dropout},
         "lr": 1e-4, "max_steps": STEPS, "global_batch_size": 8, "device": "cpu", "log_every": 1, "log_level": "error",
