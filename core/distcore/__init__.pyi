@@ -7,7 +7,6 @@ from distcore.config import with_changes as with_changes
 from distcore.data.cache import cached_folder as cached_folder
 from distcore.data.per_epoch import row_random as row_random
 from distcore.distributed import dtensors as dtensors
-from distcore.distributed import flat_buffers as flat_buffers
 from distcore.distributed.collectives import gather_rows as gather_rows
 from distcore.distributed.collectives import sum_over_ranks as sum_over_ranks
 from distcore.distributed.devices import device_of as device_of

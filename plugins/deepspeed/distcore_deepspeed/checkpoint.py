@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Piece, Progress, Run, SavedState, State, defaults, flat_buffers
+from distcore import Piece, Progress, Run, SavedState, State, defaults
+from distcore_deepspeed import flat_buffers
 
 Locate = Callable[[nn.Parameter], tuple[int, int, int]]
 """Map a parameter to this rank's fragment: offset in the master buffer, start in the flat parameter, elements."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat_buffers, hookimpl
-from distcore_deepspeed import checkpoint, library, ops
+from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, hookimpl
+from distcore_deepspeed import checkpoint, flat_buffers, library, ops
 from distcore_deepspeed.json_config import Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from distcore.plugin.strategy.state import Piece, SavedState, State
+from distcore import Piece, SavedState, State
 
 STEP = "step"
 """Key of the step count in an optimizer's state."""
