@@ -53,7 +53,7 @@ def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytes
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed/config.yaml").write_text("")
     assert main(command(tmp_path, "killed", "--max-restarts", "2")) == 2
-    assert "holds another run" in capsys.readouterr().err
+    assert "holds a run without a checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.needs("distcore-ddp")

@@ -108,6 +108,11 @@ def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     return values | options | {"total_steps": total_steps}
 
 
+def steps_key(config: RunConfig) -> str:
+    """Return the key that says how many steps a run has."""
+    return "max_steps" if config.max_steps else "epochs"
+
+
 def check_job(
     run: Run, job_state: dict[str, Any], path: Path, data: str | None, on_resume: Mapping[str, OnResume]
 ) -> None:
@@ -124,6 +129,7 @@ def check_job(
         mine = {key: value for key, value in mine.items() if key != "task" and not key.startswith("task_options.")}
     mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
     options = {key.removeprefix("task_options."): key for key in mine if key.startswith("task_options.")}
+    options |= dict.fromkeys(("epochs", "max_steps"), "total_steps")  # what the user sets of it
     accepted = {options.get(key, key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
     possible = [key for key in mine if key not in fixed]
@@ -133,10 +139,13 @@ def check_job(
     for key, value in mine.items():
         # An option that the task did not have when the checkpoint was written cannot be compared.
         if key in saved and not same_place(saved[key], value) and key not in accepted:
-            then = "resume with the same" if key in fixed else f"accept that with --resume-changed {key}"
+            name = steps_key(run.config) if key == "total_steps" else key
+            then = "resume with the same" if key in fixed else f"accept that with --resume-changed {name}"
+            what = f"{name} was {saved[key]!r} and is {value!r}"
+            if key == "total_steps":
+                what = f"steps, by {name}, were {saved[key]} and are {value}"
             raise CheckpointError(
-                f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "
-                f"the resumed run would differ from an uninterrupted one; {then}"
+                f"resume = {str(path)!r}: {what}: the resumed run would differ from an uninterrupted one; {then}"
             )
     order, now = job_state.get("order", "permutation"), order_kind(run.rows)  # the only one there was before the entry
     if order != now:

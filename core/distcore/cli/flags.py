@@ -83,7 +83,7 @@ GROUPS: dict[str, list[Flag]] = {
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
         Flag("--resume", "auto|PATH", "none", "go on from the newest checkpoint in --out, or this one"),
-        Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,total_steps"),
+        Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,epochs"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
         Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
         Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),

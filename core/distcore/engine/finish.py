@@ -53,6 +53,7 @@ def finish(
         "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
+        "test_is_last_evaluation": tested is last,
         "metrics": dict(task.declared_metrics),
         "out": str(run.config.out),
     }

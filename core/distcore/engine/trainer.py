@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from distcore import checkpoint
-from distcore.checkpoint.job_state import fingerprint
+from distcore.checkpoint.job_state import fingerprint, steps_key
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.surroundings import save_task_files
 from distcore.config import GIVEN, RunConfig, dump_config
@@ -173,6 +173,10 @@ def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, rows: str) -> tuple
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
+        if progress.step >= run.total_steps:
+            key = steps_key(run.config)
+            flag = key.replace("_", "-")
+            log.info("the run is complete; to train on, raise --%s and add --resume-changed %s", flag, key)
     return progress, best
 
 

@@ -28,6 +28,7 @@ from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment import join
+from distcore.resolve import tasks
 from distcore.resolve.resolve import Resolved
 
 
@@ -122,6 +123,7 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
     The global batch size follows from the number of ranks, so that every number is possible.
     """
     trained = saved_config(checkpoint.read_job_state(path), path).model_dump(mode="json")
+    tasks.check_name(trained["task"], changes.get("task"))
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
     if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained
         elsewhere["strategy_options"] = {}

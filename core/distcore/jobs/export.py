@@ -19,7 +19,7 @@ from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.config import RunConfig
 from distcore.errors import CheckpointError
 from distcore.jobs.adapter import take_out, write_adapter
-from distcore.jobs.card import write_card
+from distcore.jobs.card import FILE, write_card
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
 from distcore.plugin.task.bound import BoundTask
@@ -67,6 +67,8 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
         task.save(to, config, data)
         job_state |= {"weights": weights_of(checkpoint)}
         write_card(to, module, config, job_state, path.absolute().parent.parent)
+        for file in filter(Path.is_file, to.iterdir()):  # libraries make some that nobody else may read
+            file.chmod((to / FILE).stat().st_mode)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(to, ignore_errors=True)  # it had nothing in it before
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -102,20 +103,22 @@ def resolve_here(config: RunConfig, training: bool = True, task: Task | None = N
     return resolve(config, training=training, task=task, **started)
 
 
-def show(report: Report) -> None:
-    """Print the metrics of the final test, its classification report, and the run folder."""
+def show(report: Report, config: RunConfig) -> None:
+    """Print the metrics of the final test, unless progress has, its classification report, and the run folder."""
     of = " of the EMA" if report["weights"] == "ema" else ""
-    show_evaluation(f"test{of} at step {report['steps']}", report["evaluation"])
+    is_said = report["test_is_last_evaluation"] and config.extensions.get("progress", True) is not False
+    what = "the test rows are the evaluation rows" if is_said else f"test{of} at step {report['steps']}"
+    show_evaluation(what, report["evaluation"], is_said)
     print(f"run folder: {report['out']}", flush=True)
 
 
-def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
-    """Print an evaluation's metrics on one line after ``what``, then its classification report."""
+def show_evaluation(what: str, evaluation: dict[str, Any], is_said: bool = False) -> None:
+    """Print ``what`` and, unless that ``is_said``, the metrics of an evaluation; then what the task has as text."""
     from distcore.extensions.progress import describe_evaluation
 
-    print(describe_evaluation(what, evaluation))
-    if table := evaluation.get("classification_report"):
-        print(table, flush=True)
+    print(what if is_said else describe_evaluation(what, evaluation))
+    for text in filter(None, map(evaluation.get, ("classification_report", "remark"))):
+        print(text, flush=True)
 
 
 def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankInfo) -> None:
@@ -127,7 +130,7 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
     if not dry_run:
         report = train_rank(config)
         if rank_info.rank == 0:
-            show(report)
+            show(report, config)
     elif rank_info.rank == 0:
         resolved = resolve_here(config)
         print(_plan(resolved, check(resolved)))
@@ -135,6 +138,8 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Check as much as possible before ranks start; then start them, or print the plan of a dry run."""
+    from distcore.resolve.run_folder import has_checkpoint
+
     set_up_logging(config, rank=0)
     out = None if dry_run else config.out
     try:
@@ -143,8 +148,12 @@ def _start(config: RunConfig, dry_run: bool) -> None:
             print(_plan(resolved, check(resolved)))
             return
         out = resolved.config.out
-        show(_train_here(resolved))
+        show(_train_here(resolved), config)
     except DistcoreError:
+        raise
+    except (KeyboardInterrupt, SystemExit):  # the latter where ranks were stopped before they trained
+        if out and not has_checkpoint(Path(out)):
+            print(f"nothing was saved: {out} has no checkpoint yet", file=sys.stderr)
         raise
     except Exception as error:
         cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from distcore import checkpoint
 from distcore.config import GIVEN, RunConfig, with_changes
@@ -38,10 +38,20 @@ def check_out(config: RunConfig) -> None:
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
     resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
     if (folder / "config.yaml").exists() and not resumed:
-        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
+        kind, verb = "a run without a checkpoint", "if that has ended begin it again"
+        if has_checkpoint(folder):
+            kind, verb = "another run", "go on"
+        raise ConfigError(f"out = {str(folder)!r}: holds {kind}; choose another, or {verb} with --resume auto")
     above = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise ConfigError(f"out = {str(folder)!r}: cannot be created: {above} is not a folder that you may write to")
+    try:
+        TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be created: {above}: {error.strerror}") from None
+
+
+def has_checkpoint(out: Path) -> bool:
+    """Return True if the run folder has a checkpoint, whole or not."""
+    return any((out / "checkpoints").glob("step-*"))
 
 
 def after_failure(config: RunConfig) -> RunConfig:

@@ -17,6 +17,7 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
 
     Raises StrategyError, one line.
     """
+    check_name(config.task, name)
     name = task_name(name or config.task)
     if name.startswith(GIVEN):
         raise StrategyError(
@@ -25,6 +26,15 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
         )
     task: Task = build("task", name, registry.load("tasks", name), config.task_options)
     return BoundTask.of(task)
+
+
+def check_name(trained: str, name: str | None) -> None:
+    """Raise ConfigError if ``name`` cannot be the task of a run that was trained with ``trained``.
+
+    It can be one that was given as an object, or a file that has been moved.
+    """
+    if name and name != trained and not trained.startswith(GIVEN) and not (".py:" in name and ".py:" in trained):
+        raise ConfigError(f"--task {name}: the run is of task {trained!r}")
 
 
 def task_name(configured: str) -> str:

@@ -13,6 +13,7 @@ from distcore.cli import launcher_flags as launcher_flags
 from distcore.cli import waiting
 from distcore.cli.flags import COMMON, FLAGS, GROUPS, OPTION, Flag
 from distcore.cli.parser import Parser
+from distcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -77,8 +78,13 @@ def config_of(arguments: argparse.Namespace) -> RunConfig:
 
     changes = changes_of(arguments)
     file = Path(str(changes.get("out")), "config.yaml")
-    if arguments.config is None and "out" in changes and changes.get("resume") == "auto" and file.is_file():
-        return load_config(str(file), _reset_by(changes) | changes)
+    if arguments.config is None and "out" in changes and changes.get("resume") == "auto":
+        if file.is_file():
+            return load_config(str(file), _reset_by(changes) | changes)
+        if f"{OPTION}data" not in changes and ".py:" not in str(changes.get("task")):  # a slip, not what to train on
+            raise ConfigError(
+                f"--resume auto: there is no run in {changes['out']}; to begin one there, name --data or a config file"
+            )
     return load_config(arguments.config, changes)
 
 

@@ -19,7 +19,7 @@ from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
 from distcore_tasks.shared.pretrained import read_config
-from distcore_tasks.shared.sources import unused_splits
+from distcore_tasks.shared.sources import say_embedded, unused_splits
 
 SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
@@ -44,6 +44,8 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
 
     Decodes every image once, to check it. The cache remembers the result.
     """
+    if options.data in options.embedded:
+        say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)
     images = open_source(options.data, options.columns)
     preprocessing = trained or Preprocessing(size=_size(options, images))

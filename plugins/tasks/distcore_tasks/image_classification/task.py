@@ -23,6 +23,7 @@ from distcore_tasks.shared.classification.predictions import (
     class_metrics,
     class_outputs,
     read_labels,
+    remark,
     write_labels,
 )
 
@@ -59,7 +60,8 @@ class ImageClassification(ImageOptions):
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return ``loss``, ``accuracy``, ``majority_accuracy`` and ``classification_report``; ``None`` without rows."""
-        return class_metrics(outputs, _images(data).classes)
+        metrics = class_metrics(outputs, _images(data).classes)
+        return metrics | remark(metrics, data.facts, self.from_scratch)
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield a line for each image, in order, with labels as in the source, and ``row`` in a file of images."""

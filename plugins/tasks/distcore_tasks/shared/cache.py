@@ -13,7 +13,7 @@ from typing import Any
 from distcore.data import cached_folder
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
-from distcore_tasks.shared.sources import source_digests
+from distcore_tasks.shared.sources import say_embedded, source_digests
 from distcore_tasks.shared.tokenized import tokens_of
 
 ENTRY = "entry.json"
@@ -70,6 +70,8 @@ class CachedDatasets:
         ``settings``: the options that rows and tokens depend on. ``vocab_size``: that of a built-in model. For an
         existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError.
         """
+        if options.data in self.embedded:
+            say_embedded(options.data)
         key = self._key(options, seed, settings, vocab_size)
         folder = cached_folder(self.kind, key, lambda folder: _write(folder, build))
         return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +31,12 @@ def source_file(source: str, embedded: Collection[str]) -> Source:
         hint = nearest(source, embedded)
         raise DataError(f"data {source!r}: neither a file nor an embedded dataset{hint} (embedded: {known})")
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # messages stay short
+
+
+@cache  # a process prepares its data more than once
+def say_embedded(source: str) -> None:
+    """Say that a run takes rows that nobody gave it."""
+    logging.getLogger("distcore").info("data: %s, which comes with distcore; --data names your own", source)
 
 
 def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Callable[[Source], R]) -> R:

@@ -62,8 +62,11 @@ class TextClassification(TextOptions):
 
         The baselines are ``majority_accuracy`` and ``baseline_loss``. All values are ``None`` without rows.
         """
+        from distcore_tasks.shared.classification.predictions import remark
+
         trained = data.facts.get("train")
-        return self.problem.report(outputs, _text(data).classes, trained if isinstance(trained, dict) else {})
+        metrics = self.problem.report(outputs, _text(data).classes, trained if isinstance(trained, dict) else {})
+        return metrics | remark(metrics, data.facts, self.from_scratch)
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield origin, label (if any), prediction and scores of each row, in order.

@@ -99,6 +99,23 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
     return {name: metrics[name] for name in names} | {"classification_report": scores.table(classes)}
 
 
+def remark(metrics: Mapping[str, object], facts: Mapping[str, object], from_scratch: bool) -> dict[str, str]:
+    """Return a ``remark`` if the metrics are no better than those of always guessing the largest class, else nothing.
+
+    ``facts`` are those of the datasets.
+    """
+    accuracy, majority = metrics.get("accuracy", metrics.get("subset_accuracy")), metrics.get("majority_accuracy")
+    if not (isinstance(accuracy, float) and isinstance(majority, float) and accuracy <= majority):
+        return {}
+    train = facts.get("train")
+    rows = f"trained on {train['rows']} rows" if isinstance(train, dict) else "trained"
+    weights, other = (" from random weights", ", or --model with pretrained weights") if from_scratch else ("", "")
+    return {
+        "remark": f"no better than always guessing the largest class: {rows}{weights}; what may help: more rows, "
+        f"more --epochs or a higher --lr{other}"
+    }
+
+
 def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
     """Write ``LABELS`` to ``folder``."""
     text = json.dumps(list(labels), ensure_ascii=False, indent=2)

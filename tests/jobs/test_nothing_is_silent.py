@@ -1,0 +1,206 @@
+"""What a run says by itself where silence has surprised people, as they call it: by a command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distcore.cli.main import main
+
+pytestmark = pytest.mark.needs("distcore-tasks")
+TINY = "--model bert-tiny --max-seq-len 16 --device cpu --strategy single"
+JOB = f"train --data rows.json {TINY}"
+
+
+def call(command: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run one command; return its exit code, and what it printed to stdout and to stderr."""
+    code = main(command.split())
+    return code, *capfd.readouterr()
+
+
+@pytest.fixture
+def trained(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> Path:
+    """The folder of a complete run of two steps, of one epoch each."""
+    assert main([*JOB.split(), "--global-batch-size", "36", "--epochs", "2", "--out", "run"]) == 0
+    capfd.readouterr()
+    return work_folder / "run"
+
+
+@pytest.mark.parametrize("more", ["", " --task causal-lm", " --max-steps 2"])
+def test_resume_auto_alone_on_a_folder_that_is_not_there_is_refused(
+    work_folder: Path, capfd: pytest.CaptureFixture[str], more: str
+) -> None:
+    code, out, err = call(f"train --out runs/typo --resume auto{more}", capfd)
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: --resume auto: there is no run in runs/typo; to begin one there, name --data or a config file\n"
+    )
+    assert not (work_folder / "runs").exists()
+
+
+def test_resume_auto_with_data_or_a_config_begins_a_run(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (work_folder / "job.yaml").write_text("data: rows.json\n")
+    for given in ("--data rows.json", "job.yaml"):
+        code, *_ = call(f"train {given} {TINY} --out runs/new --resume auto --dry-run", capfd)
+        assert code == 0
+
+
+def test_a_run_on_embedded_data_says_so_first_and_once(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call("train --task image-classification --device cpu --max-steps 1 --out run", capfd)
+    assert code == 0, err
+    assert re.match("I rank 0: data: digits, which comes with distcore; --data names your own\n", err)
+    assert err.count("comes with distcore") == 1
+
+
+def test_test_rows_that_are_the_evaluation_rows_are_named_and_tested_once(
+    work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = call(f"{JOB} --dry-run", capfd)
+    assert "# rows: 36 to train on, 4 to evaluate, also those of the test\n" in out
+    code, out, err = call(f"{JOB} --max-steps 2 --out run", capfd)
+    assert code == 0
+    assert f"{out}{err}".count("evaluated 4 of 4") == 1
+    assert out.startswith("the test rows are the evaluation rows\n")
+    assert "accuracy" in out, "the report by class is still there"
+
+
+def test_a_test_that_nobody_has_said_yet_is_said(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for number, more in enumerate(("--test-data rows.json", "--set extensions.progress=false")):
+        _, out, _ = call(f"{JOB} --max-steps 2 {more} --out run-{number}", capfd)
+        assert out.startswith("test at step 2: loss ")
+
+
+def test_a_folder_of_a_run_that_failed_before_a_checkpoint_is_named_as_such(
+    work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (work_folder / "run").mkdir()
+    (work_folder / "run/config.yaml").write_text("data: rows.json\n")
+    code, _, err = call(f"{JOB} --max-steps 2 --out run", capfd)
+    assert code == 2
+    assert err == (
+        "error: out = 'run': holds a run without a checkpoint; choose another, or if that has ended begin it again "
+        "with --resume auto\n"
+    )
+    code, *_ = call(f"{JOB} --max-steps 2 --out run --resume auto", capfd)
+    assert code == 0
+    assert "max_steps: 2" in (work_folder / "run/config.yaml").read_text()
+
+
+def test_a_resume_of_a_finished_run_says_that_it_is_complete_and_what_trains_on(
+    trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call("train --out run --resume auto", capfd)
+    assert code == 0
+    assert "the run is complete; to train on, raise --epochs and add --resume-changed epochs\n" in err
+    assert out.startswith("test at step 2: ")
+    code, _, err = call("train --out run --resume auto --epochs 3 --resume-changed epochs", capfd)
+    assert code == 0
+    assert "step 3/3" in err
+
+
+@pytest.mark.parametrize(("flag", "steps"), [("--epochs 3", 3), ("--max-steps 4", 4)])
+def test_a_refusal_to_train_on_names_the_flag_that_was_typed(
+    trained: Path, capfd: pytest.CaptureFixture[str], flag: str, steps: int
+) -> None:
+    code, _, err = call(f"train --out run --resume auto {flag}", capfd)
+    key = flag.split()[0][2:].replace("-", "_")
+    assert code == 2
+    assert f"steps, by {key}, were 2 and are {steps}: " in err
+    assert err.endswith(f"accept that with --resume-changed {key}\n")
+    assert "total_steps" not in err
+
+
+def test_all_files_of_an_export_have_the_mode_that_the_umask_leaves(
+    trained: Path, work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0o027)
+    try:
+        code, *_ = call("checkpoint export run --to model", capfd)
+    finally:
+        os.umask(before)
+    assert code == 0
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (work_folder / "model").iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize(
+    "command", ["eval run --task causal-lm", "predict run --data rows.json --out p.jsonl --task causal-lm",
+                "checkpoint export run --to model --task causal-lm"]
+)  # fmt: skip
+def test_a_task_that_is_not_that_of_the_run_is_named_beside_it(
+    trained: Path, capfd: pytest.CaptureFixture[str], command: str
+) -> None:
+    code, _, err = call(command, capfd)
+    assert code == 2
+    assert err.splitlines()[-1] == "error: --task causal-lm: the run is of task 'text-classification'"
+
+
+@pytest.mark.parametrize("ranks", ["", " --strategy ddp --nproc 2"])
+def test_a_file_system_that_takes_no_folders_names_the_flag(
+    work_folder: Path, capfd: pytest.CaptureFixture[str], ranks: str
+) -> None:
+    if not Path("/proc/self").is_dir():
+        pytest.skip("there is no /proc, on which nothing can be made")
+    code, _, err = call(f"{JOB} --max-steps 2{ranks} --out /proc/run", capfd)
+    assert code == 2
+    assert re.fullmatch(r"error: --out /proc/run: cannot be created: /proc: .+", err.splitlines()[-1])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", ["--strategy single", "--strategy ddp --nproc 2"])
+def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_was_saved(work_folder: Path, ranks: str) -> None:
+    (work_folder / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "distcore", *f"train --task slow.py:Slow {ranks} --lr 0.1 --out run".split()]
+    with subprocess.Popen(command, cwd=work_folder, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
+        assert job.stderr is not None
+        for line in job.stderr:
+            if "building" in line:
+                break
+        os.killpg(job.pid, signal.SIGINT)
+        said = job.stderr.read().splitlines()
+    assert job.returncode in (130, 143)
+    assert "nothing was saved: run has no checkpoint yet" in said
+
+
+SLOW = """
+import sys, time
+import torch
+from torch.utils.data import TensorDataset
+from distcore import Simple
+
+class Slow(Simple):
+    def data(self):
+        rows = TensorDataset(torch.ones(40, 1), torch.ones(40, 1))
+        return rows, rows
+
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def row_loss(self, model, batch):
+        print("building", file=sys.stderr, flush=True)
+        time.sleep(60)
+        return (model(batch[0]) - batch[1]).square().sum(1)
+"""
+
+
+def test_a_run_that_is_no_better_than_the_majority_says_so_and_why_that_may_be(
+    work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = (
+        "no better than always guessing the largest class: trained on 36 rows from random weights; what may help: more "
+        "rows, more --epochs or a higher --lr, or --model with pretrained weights\n"
+    )
+    code, out, _ = call(f"{JOB} --lr 1e-9 --max-steps 1 --out run", capfd)
+    assert code == 0
+    assert said in out
+    assert said in call("eval run", capfd)[1]
+    _, out, _ = call(f"{JOB} --lr 1e-3 --max-steps 40 --out better", capfd)
+    assert json.loads((work_folder / "better/report.json").read_text())["evaluation"]["accuracy"] == 1
+    assert "largest class" not in out
