@@ -56,7 +56,7 @@ def test_resume_auto_with_data_or_a_config_begins_a_run(work_folder: Path, capfd
 def test_a_run_on_embedded_data_says_so_first_and_once(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, _, err = call("train --task image-classification --device cpu --max-steps 1 --out run", capfd)
     assert code == 0, err
-    assert re.match("I rank 0: data: digits, which comes with distcore; --data names your own\n", err)
+    assert re.match("data: digits, which comes with distcore; --data names your own\n", err)
     assert err.count("comes with distcore") == 1
 
 
@@ -64,7 +64,7 @@ def test_test_rows_that_are_the_evaluation_rows_are_named_and_tested_once(
     work_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = call(f"{JOB} --dry-run", capfd)
-    assert "# rows: 36 to train on, 4 to evaluate, also those of the test\n" in out
+    assert "# rows: 36 to train on, 4 to evaluate, the same to test\n" in out
     code, out, err = call(f"{JOB} --max-steps 2 --out run", capfd)
     assert code == 0
     assert f"{out}{err}".count("evaluated 4 of 4") == 1

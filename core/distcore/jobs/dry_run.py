@@ -33,7 +33,7 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     total_steps = total_steps_of(config, len(data.train))
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
-    tested = "also those of the test" if data.test is data.evaluation else f"{len(data.test)} to test"
+    tested = "the same to test" if data.test is data.evaluation else f"{len(data.test)} to test"
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {tested}"
     joined = join(os.environ) is not None
     warnings = [*data.warnings, None if joined else crowding_warning(config)]
