@@ -237,3 +237,21 @@ def test_ranks_of_a_launcher_are_compared_with_the_file(tmp_path: Path) -> None:
 def test_an_unknown_tracker_names_the_nearest() -> None:
     with pytest.raises(StrategyError, match=r"no tracker 'tensorbord' \(did you mean 'tensorboard'\?\)"):
         AccelerateTrackers(log_with="tensorbord")
+
+
+SEEDS = Path(__file__).parents[4] / "shared/seeds"
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason=f"no {SEEDS}: the files of the documents are beside the repository")
+@pytest.mark.parametrize("name", sorted(path.name for path in SEEDS.glob("Y*.yaml")))
+def test_the_files_of_the_documents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is taken as it is, but one that names a JSON which is not there, and fp16 where no device has it."""
+    monkeypatch.chdir(SEEDS)
+    try:
+        config = resolved({"config_file": name})
+    except ConfigError as error:
+        reason = str(error)
+        assert "no fp16 on a CPU" in reason or (name == "Y2x.yaml" and "cannot be read" in reason)
+    else:
+        assert config.nproc == 2
+        assert config.precision == ("fp32" if "c." in name else "fp16")

@@ -19,6 +19,8 @@ UNKNOWN = (
     "--task file.py:Class (docs/tasks.md). Arguments of a Trainer it may print by TrainingArguments.to_json_string()"
 )
 """Answer to a script that no table has."""
+OF_ROWS = ("text-classification", "image-classification")
+"""Tasks whose loss is a mean over rows."""
 PER_TOKEN = ("causal-lm", "masked-lm", "seq2seq", "token-classification")
 """Tasks whose loss is a mean over tokens."""
 
@@ -80,8 +82,10 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
 def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int | None) -> None:
     """Make keys of all facts, in the order of a config's reader: task, strategy, batches, steps, evaluation."""
     task = script.task if script else None
-    if task is not None:
+    if script is not None and task is not None:
         draft.set("task", task, "what the source trains")
+        for key, value in script.sets.items():
+            draft.set(key, value, "the script")
     elif has_trainer and draft.facts.keys() & {"model", "dataset", "train_file"}:
         draft.set("task", "SAY-WHICH", "no source says what is trained; distcore tasks lists the tasks")
     with_arguments = script is not None or has_trainer
@@ -136,6 +140,12 @@ def _remarks(draft: Draft, script: Script | None, with_arguments: bool) -> None:
     """Say what no key says: what differs in the way of training, and what is left open."""
     if script is not None and script.trainer and script.lora is None and not _asks(draft, "do_train"):
         draft.note("differs", "do_train, not given", "the script would train nothing; this config trains")
+    steps_of_one = draft.facts["accumulation"].value if "accumulation" in draft.facts else 1
+    if script is not None and script.trainer and script.task in OF_ROWS and steps_of_one > 1:
+        many = f"{steps_of_one} times"
+        draft.note("differs", draft.origin("accumulation"), "the Trainer of transformers 5 adds up the losses of the "
+                   f"micro-batches of such a model: its logged loss and gradient norm are {many} those here, and "
+                   "max_grad_norm clips there what it does not clip here")  # fmt: skip
     for text in script.differs if script else ():
         draft.note("differs", "the script", text)
     draft.note_fact("idle", "do_predict", "a run ends with the test of test_data, or of the evaluation rows")
@@ -143,8 +153,8 @@ def _remarks(draft: Draft, script: Script | None, with_arguments: bool) -> None:
     draft.note_fact("idle", "average_tokens", "a mean is always over all ranks")
     if script.task in PER_TOKEN if script else with_arguments:
         draft.note("differs", "loss of tokens", "here the exact mean over all tokens of the global batch. That of the "
-                   "Trainer is so from 4.46 on, over ranks with average_tokens_across_devices; before, and in loops of "
-                   "one's own, it is a mean of the means of micro-batches and ranks")  # fmt: skip
+                   "Trainer is so in training from 4.46 on, over ranks with average_tokens_across_devices; before, in "
+                   "evaluation, and in loops of one's own, it is a mean of the means of batches and ranks")  # fmt: skip
     if with_arguments or _asks(draft, "deepspeed"):
         draft.note("differs", "rows", "each is trained on once in an epoch and evaluated once, also where a "
                    "DistributedSampler would repeat some; dropout is the model's own, drawn per rank")  # fmt: skip

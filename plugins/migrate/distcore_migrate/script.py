@@ -21,6 +21,8 @@ class Script:
     """What it takes where an argument is not given, or what is written in its source."""
     differs: tuple[str, ...] = ()
     """What its source does, and the config cannot say."""
+    sets: Tree = field(default_factory=dict)
+    """Keys of the config that its source says."""
     own_loop: bool = False
     """Whether its loop is its own also without Accelerate."""
     strategy: str | None = None

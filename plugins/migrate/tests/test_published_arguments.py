@@ -259,6 +259,16 @@ def test_the_rows_of_a_step_are_those_of_all_processes() -> None:
     assert "256 = 32 rows of a device * 2 process(es) * 4 accumulation step(s)" in " ".join(made.text.split("\n# "))
 
 
+def test_what_differs_in_the_loss_is_said() -> None:
+    made = migrate([], shlex.split(f"python {GLUE_MRPC} --gradient_accumulation_steps 4"))
+    assert "logged loss and gradient norm are 4 times those here" in " ".join(made.text.split("\n#   "))
+    made = migrate([], shlex.split("python run_clm.py --model_name_or_path gpt2 --train_file a.txt --do_train"))
+    assert made.config.task_options["end_documents"] is False
+    assert "the script drops what fills no block" in " ".join(made.text.split("\n#   "))
+    made = migrate([], shlex.split("python run_mlm.py --model_name_or_path gpt2 --train_file a.txt --do_train"))
+    assert "each evaluation of the script draws other masks" in made.text
+
+
 def test_the_number_of_processes_may_be_said_beside() -> None:
     made = migrate([], shlex.split(f"python {GLUE_MRPC}"), nproc=4)
     assert (made.config.global_batch_size, made.config.nproc, made.config.strategy) == (128, 4, "ddp")

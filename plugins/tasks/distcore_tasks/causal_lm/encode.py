@@ -27,14 +27,14 @@ def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Pat
     ModelError.
     """
     if part.rows.form == "documents":
-        return _write_blocks(_documents(part, tokenizer), options, folder), 0
+        return _write_blocks(_documents(part, tokenizer, options), options, folder), 0
     rows = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
     return _write_cut(part, rows, options.max_seq_len, folder)
 
 
-def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
-    """Yield the tokens of each document, with the end token."""
-    end = _end(tokenizer)
+def _documents(part: Part[Rows], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
+    """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
+    end = _end(tokenizer) if options.end_documents else []
     for tokens in token_lists(tokenizer, part.values(), special=True):
         yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
 

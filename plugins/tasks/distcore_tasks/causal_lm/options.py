@@ -53,6 +53,7 @@ class CausalOptions(RouterOptions):
     on_resume: ClassVar[dict[str, OnResume]] = PackingOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
+        "end_documents": "other rows",
         "max_new_tokens": "free",
         "samples": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
@@ -70,6 +71,8 @@ class CausalOptions(RouterOptions):
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Length of a row in tokens: documents are cut into blocks of this size, longer conversations are truncated."""
+    end_documents: bool = True
+    """Whether an end token follows each document; false: documents are joined as they are, as run_clm does."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation generates, greedily, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None

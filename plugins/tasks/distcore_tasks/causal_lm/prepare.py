@@ -41,7 +41,13 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
     packed = options.packs(config)  # first, so that packing is refused before any file is read
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
-    settings = [options.form, asdict(options.columns), options.max_seq_len, options.split_documents]
+    settings = [
+        options.form,
+        asdict(options.columns),
+        options.max_seq_len,
+        options.split_documents,
+        options.end_documents,
+    ]
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     return _open(entry, options, packed)

@@ -79,6 +79,13 @@ def test_documents_are_one_stream_in_which_each_token_is_predicted_once(tmp_path
     assert 1 <= dataset.lengths[-1] <= 8
 
 
+def test_documents_may_be_joined_without_an_end(tmp_path: Path) -> None:
+    dataset, tokenizer = train_rows(task_of(tmp_path, DOCUMENTS, max_seq_len=8, end_documents=False))
+    tokens = [token for row in range(len(dataset)) for token in dataset.batch(np.array([row]))["input_ids"][0].tolist()]
+    assert tokens
+    assert tokenizer.eos_token_id not in tokens
+
+
 def test_documents_apart_begin_anew(tmp_path: Path) -> None:
     dataset, tokenizer = train_rows(task_of(tmp_path, DOCUMENTS, max_seq_len=8, split_documents=True))
     batches = [dataset.batch(np.asarray([row])) for row in range(len(dataset))]
