@@ -50,3 +50,5 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"distcore {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]

@@ -16,11 +16,9 @@ from distcore_workbench.report.side_by_side import cells, headings
 
 BARS = "▁▂▃▄▅▆▇█"
 """Eighths of a line's height."""
-WIDEST, NARROWEST = 60, 8
+WIDEST = 60
 """Characters of a sparkline."""
 NUMBERS = ("last", "least", "most")
-NUMBER = 10
-"""Characters of a number in four digits."""
 LONGEST_NAME = 24
 """Characters of a name in the table of curves."""
 SAMPLES = 3
@@ -55,11 +53,13 @@ def show_curves(content: Content, console: Console) -> None:
             table.add_column(heading, no_wrap=True, overflow="ellipsis", width=_width([heading, *column]))
     steps = [point.step for _, points in rows for point in points]
     span = (min(steps), max(steps))
-    used = sum(GAP + (column.width or 0) for column in table.columns) + len(NUMBERS) * (NUMBER + GAP)
-    room = min(WIDEST, max(NARROWEST, console.width - used))
-    table.add_column(f"steps {span[0]} to {span[1]}", no_wrap=True, overflow="crop", width=room)
-    for heading in NUMBERS:
-        table.add_column(heading, justify="right", no_wrap=True, width=NUMBER)
+    axis = f"steps {span[0]} to {span[1]}"
+    widths = [max(map(len, column)) for column in zip(NUMBERS, *(row[2:] for row, _ in rows), strict=True)]
+    used = sum(GAP + (column.width or 0) for column in table.columns) + sum(GAP + width for width in widths)
+    room = min(WIDEST, max(len(axis), console.width - used))
+    table.add_column(axis, no_wrap=True, width=room)
+    for heading, width in zip(NUMBERS, widths, strict=True):
+        table.add_column(heading, justify="right", no_wrap=True, width=width)
     for (curve, run, *numbers), points in rows:
         line = sparkline(points, span, room)
         table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))  # a name is no markup
