@@ -1,1 +1,1 @@
-"""The flags of this package's commands; what they do is imported when they run."""
+"""The flags of this package's commands; their implementations are imported when they run."""

@@ -19,7 +19,7 @@ from distcore_workbench.compare.comparison_page import page
 from distcore_workbench.compare.comparison_rows import Request, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
-from distcore_workbench.compare.runs import Failed, profiled, timed
+from distcore_workbench.compare.runs import Failed, profile_run, time_run
 from distcore_workbench.pages.document import command_line
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ log = logging.getLogger("distcore")
 
 def run(request: Request) -> int:
     """Compare, and return the exit code: 0, or 3 if a row failed. Raises DistcoreError."""
-    load = foreign_load()  # first of all: what follows is load of our own
+    load = foreign_load()  # before anything else: our own runs are load, too
     out = free_folder(request.out)
     rows, reference = rows_of(request, out)
     set_up_logging(rows[0].config, rank=0)
@@ -39,7 +39,7 @@ def run(request: Request) -> int:
     try:
         measure(entries, reference, request)
         complete = True
-    finally:  # an interrupted comparison keeps what it has measured so far
+    finally:  # an interrupted comparison keeps its measurements
         facts = facts_of(entries, reference, request.warm_up, _about(request, load) | {"complete": complete})
         write({"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}, out)
     show(facts)
@@ -57,14 +57,14 @@ def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
         if entry.timings and base.timings:
             entry.distance = distance(_parameters(entry), _parameters(base))
         if entry.runs and request.communication and entry.timings[0].report["world_size"] > 1:
-            entry.profile = profiled(entry.row.config, entry.row.folder / "profile")
+            entry.profile = profile_run(entry.row.config, entry.row.folder / "profile")
             result = communication(entry.profile)
             shown = f"{result * 1e3:.1f} ms per step" if result is not None else "not measurable"
             _print(f"{entry.row.name}: communication {shown}")
 
 
 def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
-    """Yield what makes the timings doubtful before the first run: ``load`` of other programs, and too many ranks."""
+    """Yield reasons to doubt the timings before the first run: ``load`` of other programs, and too many ranks."""
     if load is not None:
         yield (
             f"load average {load:.1f} on {os.cpu_count()} core(s): other programs are at work here, or just were, and "
@@ -106,7 +106,7 @@ def write(texts: Mapping[str, str], out: Path) -> None:
 def _time(entry: Entry, number: int, rounds: int) -> None:
     """Time one run of a row. Later rounds keep no checkpoint, only its distance from that of the first round."""
     out = entry.row.folder / f"round-{number}"
-    result = timed(entry.row.config, out)
+    result = time_run(entry.row.config, out)
     prefix = f"round {number} of {rounds}: " if rounds > 1 else ""
     if isinstance(result, Failed):
         entry.failed = result

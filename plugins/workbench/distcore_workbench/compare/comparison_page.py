@@ -39,7 +39,7 @@ def page(facts: Facts) -> str:
 
 
 def _where(facts: Facts) -> str:
-    """Return in one line what was trained, on which machine."""
+    """Return the job and the machine in one line."""
     machine, job = facts["machine"], facts["job"]
     said = ", ".join(f"{key.rpartition('.')[2]} {job[key]}" for key in HEADLINE if key in job)
     return f"{said}; {machine['cores']} cores, {machine['processor']}; distcore {facts['distcore']}"

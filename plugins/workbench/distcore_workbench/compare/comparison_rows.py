@@ -27,7 +27,7 @@ LAWS = ("order", "gradient", "clipping", "evaluation")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request(JobRequest):
-    """What to compare, and how: the flags of ``distcore compare``."""
+    """The flags of ``distcore compare``."""
 
     strategies: str
     """Rows named by strategy, separated by commas."""
@@ -88,7 +88,7 @@ def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
     ]
     if all(row.reason for row in rows):
         raise ConfigError(f"no row can run: row {rows[0].name!r}: {rows[0].reason}")
-    return compared(rows, reference, request.allow_different), reference
+    return mark_differences(rows, reference, request.allow_different), reference
 
 
 def refuse_ranks(what: str) -> None:
@@ -130,7 +130,7 @@ def _split(strategies: str) -> list[str]:
     return re.split(r",(?![^,:]*=)", strategies)
 
 
-def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
+def mark_differences(rows: list[Row], reference: str, allowed: str) -> list[Row]:
     """Return the rows with ``differs`` filled in; raises ConfigError for a difference that is not in ``allowed``.
 
     ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
@@ -144,10 +144,10 @@ def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
                 break
         else:
             raise ConfigError(f"--allow-different {given}: no such key{nearest(given, base.job)}")
-    return [row if row.reason or base.reason else _compared(row, base, keys) for row in rows]
+    return [row if row.reason or base.reason else _compare(row, base, keys) for row in rows]
 
 
-def _compared(row: Row, base: Row, allowed: list[str]) -> Row:
+def _compare(row: Row, base: Row, allowed: list[str]) -> Row:
     keys = sorted(row.job.keys() | base.job.keys())
     differs = {k: (row.job.get(k), base.job.get(k)) for k in keys if row.job.get(k) != base.job.get(k)}
     refused = {key: both for key, both in differs.items() if not any(_is_under(key, above) for above in allowed)}
@@ -191,7 +191,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
     """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if such rows are skipped."""
     config = load_config(request.config, _changes(request, settings))
     try:
-        resolved = _resolved(config, settings, folder)
+        resolved = _resolve(config, settings, folder)
     except (ConfigError, StrategyError) as error:
         if not request.skip_missing:
             raise ConfigError(f"row {name!r}: {error}") from None
@@ -219,7 +219,7 @@ def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
     return reset | dict(request.changes) | settings
 
 
-def _resolved(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> Resolved:
+def _resolve(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> Resolved:
     """Resolve a row's config as ``distcore train`` does, and prepare its data."""
     changes: dict[str, Any] = {"out": str(folder)}
     # With an nproc of its own the row is left as it is: resolve() refuses what cannot be.

@@ -27,7 +27,7 @@ COUNTED = ("steps", "samples")
 
 @dataclass(kw_only=True)
 class Entry:
-    """A row and what has been measured of it so far."""
+    """A row and its measurements so far."""
 
     row: Row
     """The row that is measured."""
@@ -142,7 +142,7 @@ def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
 
 
 def _notes(entry: Entry, base: Entry) -> list[str]:
-    """Return what a reader must know before comparing this row with the others, one sentence each."""
+    """Return warnings for a reader who compares this row with the others, one sentence each."""
     notes = [f"{key} = {mine!r}, the reference has {other!r}" for key, (mine, other) in entry.row.differs.items()]
     notes += [f"does not keep {law}" for law in entry.row.exempt]
     for timing in entry.timings[:1] if base.timings else []:

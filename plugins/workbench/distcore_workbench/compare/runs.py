@@ -49,7 +49,7 @@ class Failed:
     """The error in one line."""
 
 
-def timed(config: RunConfig, out: Path) -> Timing | Failed:
+def time_run(config: RunConfig, out: Path) -> Timing | Failed:
     """Train once, with ``out`` as run folder, and return how long it took."""
     started = time.monotonic()
     error = _train(_with_extensions(config, stopwatch=True), out)
@@ -68,7 +68,7 @@ def timed(config: RunConfig, out: Path) -> Timing | Failed:
     )
 
 
-def profiled(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
+def profile_run(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
     """Train for a few steps with the profile extension, untimed; return the content of profile.json."""
     short = with_changes(config, {"max_steps": PROFILED_STEPS})
     error = _train(_with_extensions(short, profile=True), out)

@@ -14,7 +14,7 @@ from typing import Any
 LONGEST_NAME = 24
 """Characters of a name beside a bar; the whole name shows under the pointer."""
 ROW, AROUND = 30, 70
-"""In pixels: the height of a row, and of what stands above and below the rows."""
+"""In pixels: the height of a row, and of the space above and below the rows."""
 LEGEND = 30
 """Pixels of a legend above the rows."""
 ROOM_FOR_TEXT = 1.3

@@ -22,7 +22,7 @@ OF_RANKS = re.compile(
 PATIENCE = 25.0
 """Seconds for the plan of a rank; launchers end ranks that live longer than 30 after another one has failed."""
 PROGRAM = f"from {__name__} import answer; answer()"
-"""What plans beside a rank."""
+"""The program that plans beside a rank."""
 
 
 def ask(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:

@@ -20,7 +20,7 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def shown(size: int) -> str:
+def format_size(size: int) -> str:
     """Return a size to three digits, such as ``1.25 GiB``; ``0`` for none."""
     if size < 1024:
         return str(size) if not size else f"{size} B"

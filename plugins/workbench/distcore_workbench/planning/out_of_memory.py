@@ -7,7 +7,7 @@ from contextlib import suppress
 from distcore import RunConfig
 from distcore.jobs import strategies
 from distcore_workbench.planning.available import available_memory
-from distcore_workbench.planning.byte_sizes import shown
+from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import Request
 
@@ -25,10 +25,12 @@ def advice(request: Request, config: RunConfig) -> str:
     states = 0
     if row is not None and row.memory is not None:
         states = row.memory.states + row.memory.buffers
-        need = f"the plan needs {shown(states)} per rank without activations"
+        need = f"the plan needs {format_size(states)} per rank without activations"
         if row.step is not None:
-            need = f"the plan needs {shown(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
-    there = f", {shown(available)} are available" if available else ""
+            need = (
+                f"the plan needs {format_size(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
+            )
+    there = f", {format_size(available)} are available" if available else ""
     is_one_row = row is not None and row.batch is not None and row.batch.rows == 1
     return f"{need}{there}; next: {next_step(config, known and 0 < available < states, is_one_row)}"
 

@@ -31,7 +31,7 @@ from distcore.jobs import (
 )
 from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
-from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolved, shards_of
+from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolve_for, shards_of
 from distcore_workbench.planning.step import Job, trace
 from distcore_workbench.planning.timeline import KINDS, Step
 
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
-    """What all rows are about."""
+    """The subject of all rows."""
 
     task: Task
     data: Datasets
@@ -74,7 +74,7 @@ class _Model:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What was planned."""
+    """The result of ``distcore plan``."""
 
     model: str
     """Class of the model."""
@@ -101,7 +101,7 @@ def make_plan(request: Request) -> Plan:
     all_ranks = request.all_ranks()
     base = request.load()
     names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
-    alone = resolved(request, "single", 1)
+    alone = resolve_for(request, "single", 1)
     model = _model(alone)
     meta_model = model.meta_model
     rows = [
@@ -134,9 +134,9 @@ def _model(alone: Resolved) -> _Model:
 
 def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
     row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
-    with ranks.told():
+    with ranks.tell_strategies():
         try:
-            one = resolved(request, name, ranks.ranks)
+            one = resolve_for(request, name, ranks.ranks)
             config, strategy = one.config, one.strategy
             if not isinstance(strategy, PlansMemory | TracesStep):
                 return replace(row, reason="the strategy does not say what it holds")
@@ -148,7 +148,7 @@ def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
 
 
 def _states(one: Resolved, row: Row, model: _Model) -> Row:
-    """Return the row with what the strategy says that it holds, or why it does not."""
+    """Return the row with the memory that the strategy states, or with the reason why it states none."""
     config, strategy = one.config, one.strategy
     if not isinstance(strategy, PlansMemory):
         return row
@@ -184,7 +184,7 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
         # A trace knows one memory, that of the device and the main one.
         step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
-    return replace(row, step=step, batch=batch, memory=memory or _held(step), reason="")
+    return replace(row, step=step, batch=batch, memory=memory or _memory_of(step), reason="")
 
 
 def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
@@ -195,8 +195,8 @@ def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
     return with_changes(config, {"nproc": ranks, "global_batch_size": batch})
 
 
-def _held(step: Step) -> Memory:
-    """Return what a traced step shows of what is held; of what is sent it shows nothing."""
+def _memory_of(step: Step) -> Memory:
+    """Return the memory between steps, as a traced step shows it; a trace shows no traffic."""
     return Memory(
         parameters=step.moments[0].parameters,
         gradients=max(moment.gradients for moment in step.moments),

@@ -8,7 +8,7 @@ from html import escape
 from distcore_workbench.pages.document import document, plot_places
 from distcore_workbench.pages.figures import Bar, Figure, bars
 from distcore_workbench.pages.tables import html_table, remark_list
-from distcore_workbench.planning.byte_sizes import shown
+from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.plan import Plan, Row
 from distcore_workbench.planning.plan_table import HEADINGS, cells, remarks
 from distcore_workbench.planning.timeline import KINDS, Moment
@@ -27,7 +27,7 @@ def page(plan: Plan, devices: Mapping[str, int], command: str) -> str:
     table = html_table(headings, [cells(row, devices) for row in known])
     figures = list(_figures(known)) if known else []
     body = (
-        f'<p class="soft">{escape(about)}{shown(plan.checkpoint)}</p>\n{table}\n'
+        f'<p class="soft">{escape(about)}{format_size(plan.checkpoint)}</p>\n{table}\n'
         f"{remark_list([*remarks(plan), *unknown])}\n{plot_places(figures)}"
     )
     return document("Plan" if plan.device == "cpu" else "Plan (estimate)", command, body, figures)
@@ -51,7 +51,7 @@ def _bar(row: Row) -> Bar:
     sizes = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.stepped, "activations": 0}
     if row.step is not None:
         sizes = {kind: getattr(row.step.peak, kind) for kind in KINDS}
-    text = shown(sum(sizes.values())) + ("" if row.step else " (states)")
+    text = format_size(sum(sizes.values())) + ("" if row.step else " (states)")
     return Bar(name=_name(row), parts=[sizes[kind] / MEBIBYTE for kind in KINDS], text=text)
 
 

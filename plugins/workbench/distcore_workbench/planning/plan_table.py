@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from distcore.jobs import memory_overhead
 from distcore.tables import print_cells, say, stdout_console
-from distcore_workbench.planning.byte_sizes import shown
+from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.plan import Plan, Row
 
 HEADINGS = (
@@ -22,7 +22,7 @@ def show(plan: Plan, devices: Mapping[str, int]) -> None:
     """Print the plan; ``devices`` are the sizes to fit into, in bytes, as the user wrote them."""
     console = stdout_console()
     say(console, f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained")
-    say(console, f"tensors of a checkpoint: {shown(plan.checkpoint)}")
+    say(console, f"tensors of a checkpoint: {format_size(plan.checkpoint)}")
     known = [row for row in plan.rows if row.memory is not None]
     if known:
         console.print()
@@ -38,7 +38,7 @@ def show(plan: Plan, devices: Mapping[str, int]) -> None:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return what stands below the table: what the figures are of, and what is not known."""
+    """Return the lines below the table: the subject of the figures, and unknown ones."""
     lines = ["per rank; sent: in a step of one micro-batch"]
     batches = list(dict.fromkeys(row.batch for row in plan.rows if row.batch is not None))
     padding = "padded to the longest" if plan.padded else "without padding"
@@ -72,11 +72,13 @@ def cells(row: Row, devices: Mapping[str, int]) -> list[str]:
     memory, step = row.memory, row.step
     assert memory is not None
     states = (memory.parameters, memory.gradients, memory.optimizer, memory.copies, memory.states)
-    peak = (shown(step.peak.activations), shown(step.peak.total), step.peak.phase) if step else [UNKNOWN] * 3
+    peak = (
+        (format_size(step.peak.activations), format_size(step.peak.total), step.peak.phase) if step else [UNKNOWN] * 3
+    )
     others = (memory.buffers, memory.host)
-    sent = UNKNOWN if memory.sent is None else shown(memory.sent + memory.sent_each)
+    sent = UNKNOWN if memory.sent is None else format_size(memory.sent + memory.sent_each)
     fit = ((("yes" if fits(row, limit) else "no") + ("" if step else " (states)")) for limit in devices.values())
-    return [row.strategy, row.world, *map(shown, states), *peak, *map(shown, others), sent, *fit]
+    return [row.strategy, row.world, *map(format_size, states), *peak, *map(format_size, others), sent, *fit]
 
 
 def fits(row: Row, limit: int) -> bool:

@@ -31,7 +31,7 @@ class Ranks(NamedTuple):
         return str(self.ranks) if self.nodes == 1 else f"{self.ranks} ({self.nodes} × {self.ranks // self.nodes})"
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def tell_strategies(self) -> Iterator[None]:
         """Tell strategies how many ranks each machine has, as a launcher does."""
         before = os.environ.get(LOCAL)
         os.environ[LOCAL] = str(self.ranks // self.nodes)
@@ -45,7 +45,7 @@ class Ranks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request(JobRequest):
-    """What to plan: the flags of ``distcore plan``."""
+    """The flags of ``distcore plan``."""
 
     strategies: str
     """Strategies, separated by commas; empty: the config's."""
@@ -67,7 +67,7 @@ class Request(JobRequest):
         return list(dict.fromkeys(Ranks(nodes * ranks, nodes) for nodes, ranks in product(self.nodes, self.ranks)))
 
 
-def _loaded(request: Request, strategy: str) -> RunConfig:
+def _load(request: Request, strategy: str) -> RunConfig:
     """Return the config with another strategy; the file's options of a strategy are for that one only."""
     given = request.load().strategy
     own = given.partition(":")[0] == strategy.partition(":")[0]
@@ -79,17 +79,17 @@ def _loaded(request: Request, strategy: str) -> RunConfig:
 def is_one_process(request: Request, strategy: str) -> bool:
     """Return True for a strategy that trains in one process, whatever the number of ranks."""
     try:
-        return strategies.of(_loaded(request, strategy)).capabilities.processes == "one"
+        return strategies.of(_load(request, strategy)).capabilities.processes == "one"
     except DistcoreError:
         return False  # each of its rows says why
 
 
-def resolved(request: Request, strategy: str, ranks: int) -> Resolved:
+def resolve_for(request: Request, strategy: str, ranks: int) -> Resolved:
     """Resolve the config for so many ranks, which this machine need not have room for.
 
     Raises DistcoreError, one line.
     """
-    config = _loaded(request, strategy)
+    config = _load(request, strategy)
     # Neither the devices of this machine nor the size of the batch must keep a plan from being made.
     each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
     unit = each * shards_of(strategies.of(config).capabilities, ranks)

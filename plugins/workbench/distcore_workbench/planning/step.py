@@ -63,7 +63,7 @@ class _Phases:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What is traced: a task's model and its longest micro-batch."""
+    """The traced job: a task's model and its longest micro-batch."""
 
     config: RunConfig
     """Resolved."""
@@ -108,7 +108,7 @@ def trace(job: Job, stand_in: object) -> Step:
 def _trace(
     job: Job, hooks: Hooks, storages: Storages, module: nn.Module, phases: _Phases, apart: HoldsExtraTensors | None
 ) -> Step:
-    run = _prepared(job, hooks, module)
+    run = _build_run(job, hooks, module)
     assert run.optimizer is not None
     storages.count(tensor for tensor in tree_flatten(job.batch)[0] if isinstance(tensor, Tensor))
     if apart is None:
@@ -128,7 +128,7 @@ def _trace(
 
 
 def _passes(job: Job, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
-    """Run the loop's own passes; return where each begins, and the step, in what storages changed."""
+    """Run the loop's own passes; return where each begins in the list of changed storages, and where the step does."""
     phases.marks = []
     autocast = autocast_for(job.config, hooks.capabilities, run.world)
     micros = [(MicroBatch(indices=np.zeros(1, np.int64), last=last), job.batch) for last in job.passes]
@@ -139,7 +139,7 @@ def _passes(job: Job, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int
     return phases.marks
 
 
-def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
+def _build_run(job: Job, hooks: Hooks, module: nn.Module) -> Run:
     """Return the run with its model as the strategy has it, ready to step."""
     config, ranks = job.config, int(job.config.nproc)
     shards = max(1, ranks // hooks.capabilities.ranks_per_shard)

@@ -40,9 +40,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        """What makes tensors without values."""
+        """The mode that makes tensors without values."""
         self.changes: list[tuple[int, int]] = []
-        """What happened, in order: number of a storage, and by how many bytes more of it live."""
+        """The changes in order: the number of a storage, and by how many bytes it grew."""
         self._copied = COPIED if copies else ()
         self._threads = threads
         self._counts = True
@@ -138,7 +138,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if key not in self._numbers:
             self._numbers[key] = len(self._sizes)
             self._sizes.append(0)
-            self._references[key] = weakref.ref(storage, self._freed(key))
+            self._references[key] = weakref.ref(storage, self._on_free(key))
         self._change(self._numbers[key], size)
 
     def _change(self, number: int, size: int) -> None:
@@ -149,12 +149,12 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self.changes.insert(at, (number, change))
             self._sizes[number] = size
 
-    def _freed(self, key: int) -> Callable[[object], None]:
-        def freed(_reference: object) -> None:
+    def _on_free(self, key: int) -> Callable[[object], None]:
+        def count_free(_reference: object) -> None:
             self._references.pop(key, None)
             self._change(self._numbers.pop(key), 0)
 
-        return freed
+        return count_free
 
 
 def parts(tensor: Tensor) -> list[Tensor]:

@@ -20,15 +20,15 @@ class Moment:
     """The bytes that live after some operation of a step."""
 
     phase: Phase
-    """What the step is doing."""
+    """The part of the step."""
     parameters: int
     """Parameters, or this rank's shards of them."""
     gradients: int
-    """What is a parameter's gradient when the optimizer steps."""
+    """The gradients with which the optimizer steps."""
     optimizer: int
-    """What the optimizer keeps from step to step, and copies of parameters that it steps."""
+    """The optimizer's state, and copies of parameters that it updates."""
     activations: int
-    """All that is none of these: buffers of the model, the batch, and what is gathered or computed for a while."""
+    """Everything else: buffers of the model, the batch, gathered parameters and intermediate results."""
 
     @property
     def total(self) -> int:

@@ -36,12 +36,12 @@ def workspace(kernel: Any, operands: Any, threads: int) -> int:
     leaves, structure = tree_flatten(operands)
     if sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor)) > LARGEST:
         return 0
-    return _measured(kernel, tuple(map(_Shape.of, leaves)), structure, threads)
+    return _measure(kernel, tuple(map(_Shape.of, leaves)), structure, threads)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a tensor is without its values."""
+    """A tensor without its values."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Shape:
 
 
 @cache
-def _measured(kernel: Any, shapes: tuple[Any, ...], structure: TreeSpec, threads: int) -> int:
+def _measure(kernel: Any, shapes: tuple[Any, ...], structure: TreeSpec, threads: int) -> int:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

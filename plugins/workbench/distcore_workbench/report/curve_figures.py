@@ -81,7 +81,7 @@ class CurveFigures:
 
 
 def controls(names: Sequence[str]) -> str:
-    """Return the legend, which switches runs on and off, and what is chosen for all curves, as HTML."""
+    """Return the legend, which switches runs on and off, and the choices for all curves, as HTML."""
     runs = "".join(
         f'<button type="button" data-run="{run}" aria-pressed="true">'
         f'<i style="background: var({color(run)})"></i>{escape(name)}</button>'

@@ -25,7 +25,7 @@ TITLES = {
 UNITS = {"peak_memory_bytes": 2**20}
 """The divisor of a chart's values."""
 BASELINES = ("majority_", "baseline_", "lookup_")
-"""Beginnings of the names of what a model that learned nothing reaches; the rest is the metric to compare with."""
+"""Beginnings of the names of baselines; the rest of the name is the metric to compare with."""
 
 
 class Point(NamedTuple):
@@ -70,18 +70,18 @@ class Chart:
     """Curves that share their axes."""
 
     title: str
-    """What the values are."""
+    """The name of the values."""
     curves: tuple[Curve, ...]
     """By run; of one run that of training first."""
     baselines: tuple[Baseline, ...] = ()
-    """What the curves are compared with."""
+    """Constants to compare the curves with."""
 
 
 def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl`` by step; none if it has no step yet.
 
     A last line without its end is left out: a run that goes on is writing it, or one that was killed did. Raises
-    ConfigError, which names file and line, for what is no line of metrics.
+    ConfigError, which names file and line, for a line that is damaged.
     """
     options = config.extensions.get("metrics")
     file = folder / str(options.get("file", "metrics.jsonl") if isinstance(options, dict) else "metrics.jsonl")
@@ -107,7 +107,7 @@ def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
 
 
 def charts_of(runs: Sequence[Sequence[Mapping[str, Any]]], data: Sequence[Mapping[str, Any]] = ()) -> list[Chart]:
-    """Return the charts of the runs, each given by its lines: loss, metrics, then what says how training went.
+    """Return the charts of the runs, each given by its lines: loss, metrics, then rates, norms, speed and memory.
 
     ``data``, by run: facts of the evaluation data, among which are baselines, too.
     """

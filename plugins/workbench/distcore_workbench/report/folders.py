@@ -1,4 +1,4 @@
-"""Run folders: which ones a command line means, and what their config and their report say."""
+"""Run folders: those that a command line means, their config and their report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunFolder:
     folder: Path
     """Where it is."""
     config: RunConfig
-    """What config.yaml says."""
+    """The content of config.yaml."""
     report: Mapping[str, Any]
     """The content of report.json; empty if the run is not finished."""
 
@@ -46,7 +46,7 @@ def folders_of(paths: Sequence[Path], command: str, what_to_give: str = "give ru
 
 
 def read(folder: Path) -> RunFolder:
-    """Return what the run folder says of its run; raises ConfigError if that cannot be read."""
+    """Read a run folder; raises ConfigError if it cannot be read."""
     report, file = {}, report_of(folder)
     if file is not None:
         try:
@@ -65,6 +65,6 @@ def report_of(folder: Path) -> Path | None:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Return the paths of the folders, without what all have in common."""
+    """Return the paths of the folders, without their common beginning."""
     above = os.path.commonpath([folder.absolute().parent for folder in folders])
     return [str(folder.absolute().relative_to(above)) for folder in folders]

@@ -43,7 +43,7 @@ def follow(folders: Sequence[Path], console: Console, grace: float = GRACE) -> N
 
 
 def _size(folder: Path) -> int:
-    """Return what changes when a run has something new."""
+    """Return the size of a run's logs, which changes when the run has something new."""
     return sum(file.stat().st_size for file in folder.glob("*.jsonl"))
 
 

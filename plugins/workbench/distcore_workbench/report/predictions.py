@@ -35,7 +35,7 @@ class Confusion:
 
 @dataclass
 class _Seen:
-    """What the lines read so far hold."""
+    """The content of the lines read so far."""
 
     pairs: Counter[tuple[Any, Any]] = field(default_factory=Counter)
     first: list[dict[str, Any]] = field(default_factory=list)

@@ -15,7 +15,7 @@ from distcore_workbench.report.predictions import Confusion, answers_of
 from distcore_workbench.report.side_by_side import Facts, facts_of
 
 HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "strategy", "precision")
-"""Keys of the config that say in a line what a run is, as far as its task has them."""
+"""Keys of the config that describe a run in a line, as far as its task has them."""
 
 
 class NoStepError(ConfigError):
@@ -24,7 +24,7 @@ class NoStepError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """What a report shows."""
+    """The content of a report."""
 
     facts: Facts
     """The runs side by side: metrics of the final test, speed, memory, and where the configs differ."""
@@ -33,9 +33,9 @@ class Content:
     answers: tuple[Confusion | list[dict[str, str]] | None, ...]
     """By run."""
     about: str
-    """What the runs have in common, in a line."""
+    """The common settings of the runs, in a line."""
     remarks: tuple[str, ...]
-    """What a reader must know, one line each."""
+    """Warnings for the reader, one line each."""
 
     @property
     def names(self) -> list[str]:
@@ -63,14 +63,14 @@ def content_of(folders: Sequence[Path]) -> Content:
 
 
 def evaluation_data(run: RunFolder) -> Mapping[str, Any]:
-    """Return what the report says of the evaluation data; empty if the run is not finished."""
+    """Return the facts of the evaluation data in the report; empty if the run is not finished."""
     data = run.report.get("data")
     facts = data.get("evaluation") if isinstance(data, Mapping) else None
     return facts if isinstance(facts, Mapping) else {}
 
 
 def _about(runs: Sequence[RunFolder]) -> Iterator[str]:
-    """Yield what all runs have in common."""
+    """Yield the common settings of all runs."""
     first, *others = [run.values for run in runs]
     for key in (*HEADLINE, "nproc"):
         value = first.get(key)

@@ -28,7 +28,7 @@ COUNTS = ("evaluated", "unique", "dataset_size")
 
 
 def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
-    """Return the runs as JSON values: the content of compare.json. ``command`` is what the user typed."""
+    """Return the runs as JSON values: the content of compare.json. ``command`` is the command line."""
     names = names_of([one.folder for one in runs])
     directions = {name: way for one in runs for name, way in one.report.get("metrics", {}).items()}
     if not directions:  # of a task that declares none, or of an earlier version
@@ -121,7 +121,7 @@ def _metrics(one: RunFolder) -> dict[str, float]:
 
 
 def _notes(names: Sequence[str], runs: Sequence[RunFolder]) -> Iterator[str]:
-    """Yield what a reader must know before comparing the runs, one line each."""
+    """Yield warnings for a reader who compares the runs, one line each."""
     rows = {one.report.get("evaluation", {}).get("dataset_size") for one in runs if one.report}
     if len(rows) > 1:
         yield f"tested on different rows: {', '.join(map(str, sorted(rows, key=str)))} of them"

@@ -1,4 +1,4 @@
-"""A report in the terminal: curves as sparklines, tables, and what the model answered."""
+"""A report in the terminal: curves as sparklines, tables, and predictions."""
 
 from __future__ import annotations
 

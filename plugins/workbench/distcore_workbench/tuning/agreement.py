@@ -20,7 +20,7 @@ class Tolerance:
     loss: float
     """Of the mean loss of a step."""
     norm: float
-    """Of the norm of the gradient. It shows what AdamW hides: a gradient that is too large by a factor."""
+    """Tolerance of the gradient norm, which shows a gradient that is too large by a factor; AdamW hides it."""
 
 
 TOLERANCES = {"fp32": Tolerance(1e-5, 1e-4), "bf16": Tolerance(2e-2, 1e-1), "fp16": Tolerance(2e-2, 1e-1)}

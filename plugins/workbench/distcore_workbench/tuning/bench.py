@@ -1,4 +1,4 @@
-"""Measures settings of one job: what is in the record already is not measured again."""
+"""Trials of the settings of one job; recorded trials are not repeated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from distcore import DistcoreError, RunConfig, StoppedError, with_changes
 from distcore.jobs import check, resolve
-from distcore_workbench.planning.byte_sizes import shown
+from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.tuning.agreement import Tolerance, difference
 from distcore_workbench.tuning.limits import Plans
 from distcore_workbench.tuning.outcome import Kind, Outcome
@@ -33,7 +33,7 @@ SHORTEST = 60.0
 
 @dataclass
 class Bench:
-    """What trials of a job are run with."""
+    """The conditions of all trials of a job."""
 
     file: str | None
     """The config file, or none."""
@@ -44,10 +44,9 @@ class Bench:
     record: Record
     """The trials so far."""
     runner: Runner
-    """What starts them."""
+    """Starts the trials."""
     plans: Plans | None
-    """What settings need; ``None`` if the model cannot be built without weights: then nothing is known to be too large.
-    """
+    """The memory of settings; ``None`` if the model cannot be built without weights: then no setting is refused."""
     rows: int
     """Rows of a step."""
     tolerance: Tolerance
@@ -139,7 +138,7 @@ def _line(trial: Trial, number: int) -> str:
     """Return the line that tells of a trial when it is done."""
     outcome = trial.outcome
     how = (
-        f"{outcome.speed:.1f} samples/s, {shown(outcome.peak)}"
+        f"{outcome.speed:.1f} samples/s, {format_size(outcome.peak)}"
         if outcome.result == "ok"
         else f"{outcome.result}: {outcome.why}"
     )

@@ -16,7 +16,7 @@ from distcore.cli import JobRequest
 from distcore.jobs import offers, resolve, strategies
 from distcore_workbench.compare.comparison_rows import parse_rows
 from distcore_workbench.tuning import fallbacks, settings
-from distcore_workbench.tuning.limits import needed, planned
+from distcore_workbench.tuning.limits import needed_bytes, planned_memory
 from distcore_workbench.tuning.settings import Environment, Family, Setting, setting_key, with_setting
 
 log = logging.getLogger("distcore")
@@ -90,7 +90,7 @@ def _memory(request: Request, setting: Setting, meta_model: nn.Module | None) ->
         resolved = resolve(with_setting(request.config, request.changes, setting))
     except DistcoreError:
         return None  # its trial says why
-    memory = planned(resolved, meta_model)
+    memory = planned_memory(resolved, meta_model)
     return (memory, resolved.config.device) if memory else None
 
 
@@ -105,6 +105,7 @@ def fallbacks_of(request: Request, meta_model: nn.Module | None, families: Seque
     own = needs[setting_key({})]
     if own is None:
         return fallbacks.fallback_settings([])
-    sizes = {key: needed(*known) for key, known in needs.items() if known and needed(*known) < needed(*own)}
+    known = {key: needed_bytes(*one) for key, one in needs.items() if one}
+    sizes = {key: size for key, size in known.items() if size < needed_bytes(*own)}
     frugal = [one for one in chain(*families) if setting_key(one) in sizes]
     return fallbacks.fallback_settings(sorted(frugal, key=lambda one: -sizes[setting_key(one)]))

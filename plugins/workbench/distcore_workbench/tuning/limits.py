@@ -1,4 +1,4 @@
-"""How much memory a job may take here, and how much it needs by its plan: what does not fit is not started."""
+"""Limits of memory on this machine, and the memory that a job needs by its plan: a job too large is not started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distcore.jobs import (
     total_memory,
 )
 from distcore_workbench.planning.available import machine_limits, process_limits
-from distcore_workbench.planning.byte_sizes import shown
+from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import longest
 from distcore_workbench.planning.step import Job, trace
 from distcore_workbench.planning.timeline import Moment
@@ -33,7 +33,7 @@ TRACED = {*EXECUTION, "loader", "gradient_checkpointing"}
 
 @dataclass
 class Plans:
-    """What settings of one job need; each is traced once, and none where even the largest step has room."""
+    """The memory that settings of one job need; each is traced once, and none where even the largest step has room."""
 
     task: Task
     """Of the job."""
@@ -47,8 +47,10 @@ class Plans:
 
     def why_not(self, resolved: Resolved) -> str:
         """Return in one line why a resolved run cannot fit here; empty if it may, or if that is not known."""
-        config, memory = resolved.config, planned(resolved, self.meta_model)
-        if memory is not None and (said := _too_much(config, needed(memory, config.device), "beside its activations,")):
+        config, memory = resolved.config, planned_memory(resolved, self.meta_model)
+        if memory is not None and (
+            said := _too_much(config, needed_bytes(memory, config.device), "beside its activations,")
+        ):
             return said
         is_apart = memory is not None and memory.host > 0 and config.device != "cpu"  # a trace sees one memory
         if is_apart or (memory is not None and self._has_room(resolved, memory)):
@@ -62,7 +64,7 @@ class Plans:
         So, with much memory, one trace does for all settings.
         """
         config, most = resolved.config, self._whole(resolved)
-        return most is not None and not _too_much(config, needed(memory, config.device) + most.total, "")
+        return most is not None and not _too_much(config, needed_bytes(memory, config.device) + most.total, "")
 
     def _whole(self, resolved: Resolved) -> Moment | None:
         """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if it is not known."""
@@ -103,8 +105,8 @@ class Plans:
             print(f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True)
 
 
-def planned(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
-    """Return what the rank with most holds of a resolved run, as ``distcore plan`` has it; ``None``: not known.
+def planned_memory(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
+    """Return the memory of the fullest rank of a resolved run, as ``distcore plan`` has it; ``None``: not known.
 
     Activations are not in it.
     """
@@ -117,7 +119,7 @@ def planned(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
         return None
 
 
-def needed(memory: Memory, device: str) -> int:
+def needed_bytes(memory: Memory, device: str) -> int:
     """Return the bytes that a rank needs at the least; where it computes in main memory, offload spares none."""
     return memory.states + memory.buffers + (memory.host if device == "cpu" else 0)
 
@@ -134,4 +136,4 @@ def _too_much(config: RunConfig, need: int, when: str) -> str:
 
 
 def _over(need: int, limit: int, when: str, who: str) -> str:
-    return f"needs {shown(need)} {when} and {who} {shown(limit)}" if need > limit else ""
+    return f"needs {format_size(need)} {when} and {who} {format_size(limit)}" if need > limit else ""

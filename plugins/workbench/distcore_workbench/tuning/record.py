@@ -27,7 +27,7 @@ class Trial:
     setting: Setting
     """The setting."""
     number: int
-    """Which repetition, from 1 in the finals."""
+    """Number of the repetition, from 1 in the finals."""
     steps: int
     """Steps that were timed or were to be; 0 where nothing was started."""
     outcome: Outcome
@@ -56,7 +56,7 @@ class Record:
 
 
 def open_record(out: Path, job: Mapping[str, Any]) -> Record:
-    """Return what ``out`` has of this ``job``, whose values are given by dotted key, or begin there.
+    """Open the record of this ``job``, whose values are given by dotted key, in ``out``, or begin one.
 
     Raises ConfigError, one line, if the folder holds anything else, or another job's trials.
     """

@@ -23,7 +23,7 @@ class Axis:
     """One thing that can be set; its values are alternatives."""
 
     name: str
-    """What is set, for the table."""
+    """Its name in the table."""
     families: Sequence[Family]
     """The values, by kind."""
 
@@ -74,7 +74,7 @@ def with_setting(file: str | None, changes: Mapping[str, Any], setting: Setting)
 
 
 def axes(base: RunConfig, resolved: RunConfig, environment: Environment, strategies: Sequence[Family]) -> list[Axis]:
-    """Return what to vary, in the order in which it is tried: first what mostly matters most.
+    """Return the axes in the order in which they are tried: the one with most effect first.
 
     ``base`` is the config as given, ``resolved`` the same with every 'auto' replaced, ``strategies`` the strategies to
     try, each with its options.

@@ -30,7 +30,7 @@ class TrialOver(DistcoreError):
 
 @dataclass
 class Trial(Stopwatch):
-    """Record what a trial shows, in ``trial-RANK.json`` in the run folder.
+    """Record losses, norms and times of a trial in ``trial-RANK.json`` in the run folder.
 
     ``max_steps`` is ``HEAVIEST`` more than ``steps``.
     """

@@ -74,7 +74,7 @@ class Runner:
         self.stopping = False
 
     def run(self, config: RunConfig, setting: Setting, name: str, timeout: float) -> tuple[Outcome, int]:
-        """Run a trial of the resolved ``config`` of ``trial_config``, and return what it showed, and its timed steps.
+        """Run a trial of the resolved ``config`` of ``trial_config``; return its outcome and the number of timed steps.
 
         ``name``: of its log. Its processes are ended after ``timeout`` seconds.
         """
@@ -126,7 +126,7 @@ class Runner:
 
 
 def _set_parent_death_signal() -> Callable[[], None] | None:
-    """Return what a new process must do so that it ends when this one is killed; ``None`` where there is no way."""
+    """Return a function that ties a new process to this one's life; ``None`` where the system has no such way."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up here: a child between fork and exec should do as little as can be
@@ -138,7 +138,7 @@ def _set_parent_death_signal() -> Callable[[], None] | None:
 
 
 def _read(out: Path, ranks: int) -> list[Mapping[str, Any]]:
-    """Return what the ranks have written, in their order; none unless all have."""
+    """Return the records of the ranks, in their order; none unless all have written theirs."""
     files = [out / f"trial-{rank}.json" for rank in range(ranks)]
     return [json.loads(file.read_text(encoding="utf-8")) for file in files] if all(map(Path.exists, files)) else []
 

@@ -101,7 +101,7 @@ def run(request: Request) -> int:
             chosen, facts = _search(
                 request, bench, settings.axes(base, resolved, environment, families), smaller, resolved, about
             )
-    finally:  # a tune that is stopped leaves what it has so far
+    finally:  # a stopped tune keeps its results so far
         if not facts["complete"]:
             facts = tune_facts(record.trials, [], None, about)
         _write(out, facts)
@@ -136,7 +136,7 @@ def _search(
 
 
 def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
-    """Return what must be equal in a tune that goes on, by dotted key."""
+    """Return the values that must stay equal when a tune continues, by dotted key."""
     job = flatten(resolved.model_dump(mode="json", exclude={"out", "resume"}))
     return {**job, "fit_only": fit_only}
 
@@ -192,7 +192,7 @@ def _write_config(request: Request, chosen: Setting, out: Path) -> None:
 
 
 def _train(chosen: Setting, out: Path) -> str:
-    """Return the command that trains with what was chosen."""
+    """Return the command that trains with the chosen setting."""
     threads = f"OMP_NUM_THREADS={chosen[THREADS]} " if chosen.get(THREADS) else ""
     return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
 

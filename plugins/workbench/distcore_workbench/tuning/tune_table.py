@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distcore.tables import print_cells, say, stdout_console
-from distcore_workbench.planning.byte_sizes import shown
+from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.report.side_by_side import markdown_table
 from distcore_workbench.tuning.fallbacks import frontier
 from distcore_workbench.tuning.racing import Finalist, choose_final, times_faster
@@ -72,7 +72,7 @@ def _trial_facts(trial: Trial) -> Facts:
 
 
 def show(facts: Facts) -> None:
-    """Print the finals, the ladder, what was left out, and the remarks."""
+    """Print the race, the settings by memory, the failures, and the remarks."""
     console = stdout_console(FILE_WIDTH)
     for _, headings, rows in _tables(facts):
         if rows:
@@ -100,7 +100,9 @@ def _tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
         for one in facts["finals"]
     ]  # fmt: skip
     yield "Measured again, in turns", FINAL_HEADINGS, finals
-    ladder = [[one["name"], f"{one['samples_per_second']:.1f}", shown(one["peak_bytes"])] for one in facts["ladder"]]
+    ladder = [
+        [one["name"], f"{one['samples_per_second']:.1f}", format_size(one["peak_bytes"])] for one in facts["ladder"]
+    ]
     yield "From fast to frugal", LADDER_HEADINGS, ladder
 
 
@@ -108,7 +110,7 @@ def _row(trial: Mapping[str, Any]) -> list[str]:
     speed, peak = trial["samples_per_second"], trial["peak_bytes"]
     how = trial["result"] + (f": {trial['why']}" if trial["why"] else "")
     return [
-        trial["name"], trial["kind"], f"{speed:.1f}" if speed else "", shown(peak) if peak else "",
+        trial["name"], trial["kind"], f"{speed:.1f}" if speed else "", format_size(peak) if peak else "",
         f"{trial['seconds']:.0f}", how.replace("|", "/"),
     ]  # fmt: skip
 
@@ -121,7 +123,7 @@ def failures(facts: Facts) -> Iterator[str]:
 
 
 def remarks(facts: Facts) -> Iterator[str]:
-    """Yield what a reader must know of the numbers."""
+    """Yield remarks on the numbers."""
     for why in facts["untraced"]:
         yield f"left out by states alone, without activations: {why}"
     if facts["fit_only"]:

@@ -17,7 +17,7 @@ from distcore.checkpoint import find
 from distcore.cli.main import main
 from distcore.model.optim import load_optimizer, optimizer_factory
 from distcore.model.parameter_groups import parameter_groups
-from distcore_workbench.planning.byte_sizes import parse_size, shown
+from distcore_workbench.planning.byte_sizes import format_size, parse_size
 
 JOB = ("--task", TEXTS, "--data", "rows.json")
 
@@ -96,7 +96,7 @@ def test_sizes_are_read(size: str) -> None:
 
 
 def test_sizes_are_shown_to_three_digits() -> None:
-    assert [shown(size) for size in (0, 12, 1536, 12_033_252, 80 * 2**30)] == [
+    assert [format_size(size) for size in (0, 12, 1536, 12_033_252, 80 * 2**30)] == [
         "0", "12 B", "1.50 KiB", "11.5 MiB", "80.0 GiB",
     ]  # fmt: skip
     with pytest.raises(ConfigError):

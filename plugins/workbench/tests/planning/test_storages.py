@@ -1,4 +1,4 @@
-"""What lives in a step without values is what lives in one that has them."""
+"""A step without values holds as many bytes as the same step with values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of tuning share."""
+"""Fixtures of the tests of tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plan says cannot fit is not started: by the peak of a step where it can be traced, else by the states."""
+"""A setting too large by its plan is not started: by a step's peak where that can be traced, else by its states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distcore.jobs.train import check
 from distcore.model.model_source import model_source
 from distcore.resolve.resolve import resolve
 from distcore_workbench.tuning import limits
-from distcore_workbench.tuning.limits import Plans, needed, planned
+from distcore_workbench.tuning.limits import Plans, needed_bytes, planned_memory
 from distcore_workbench.tuning.settings import Setting, with_setting
 
 JOB = {"task": TEXTS, "data": "rows.json", "device": "cpu", "global_batch_size": 32, "padding_free": "off"}
@@ -33,7 +33,7 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
     assert why_not(plans, {}) == ""
     assert len(plans._peaks) == 1  # that of a whole step on one rank: since that has room, nothing else is traced
     small_run = resolve(with_setting(None, {**JOB, "out": "run"}, SMALL))
-    states, small, whole = planned(small_run, plans.meta_model), plans._peak(small_run), plans._whole(small_run)
+    states, small, whole = planned_memory(small_run, plans.meta_model), plans._peak(small_run), plans._whole(small_run)
     assert states
     assert small
     assert whole
@@ -46,7 +46,7 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
     traced = len(plans._peaks)
     why_not(plans, SMALL)
     assert len(plans._peaks) == traced  # each once
-    monkeypatch.setattr(limits, "process_limits", lambda: iter([needed(states, "cpu") - 1]))
+    monkeypatch.setattr(limits, "process_limits", lambda: iter([needed_bytes(states, "cpu") - 1]))
     assert "beside its activations, and a process here may take" in why_not(plans, SMALL)
     assert not plans.untraced
 

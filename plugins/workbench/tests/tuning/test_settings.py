@@ -1,4 +1,4 @@
-"""What is worth a trial: each value can be set, and none is what the job has already."""
+"""Settings worth a trial: each value can be set, and none is the job's own."""
 
 from __future__ import annotations
 
