@@ -59,21 +59,21 @@ def run(
 
 def ls(path: Path) -> int:
     """Print one line per checkpoint of a run, the newest last. ``path``: a run folder or a checkpoint."""
-    found = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]  # newest last
-    if not found:
+    checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]  # newest last
+    if not checkpoints:
         raise CheckpointError(f"{path}: no checkpoints there")
-    for one in found:
+    for one in checkpoints:
         print(_line(one))
     return 0
 
 
 def verify(path: Path) -> int:
     """Read every byte of a checkpoint, or of all checkpoints of a run; print for each whether it is whole."""
-    found = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
-    if not found:
+    checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
+    if not checkpoints:
         raise CheckpointError(f"{path}: no checkpoints there")
     worst = 0
-    for one in found:
+    for one in checkpoints:
         try:
             Checkpoint(one).verify()
             print(f"{one.name}  whole")

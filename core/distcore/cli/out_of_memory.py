@@ -1,4 +1,4 @@
-"""An error for want of memory ends with what the plan would have said."""
+"""Append the memory plan's advice to out-of-memory errors."""
 
 from __future__ import annotations
 

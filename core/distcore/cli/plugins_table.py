@@ -1,4 +1,4 @@
-"""What ``distcore strategies`` and ``distcore tasks`` share: describe installed plugins, as tables or as JSON."""
+"""Describe installed plugins, as tables or as JSON, for ``distcore strategies`` and ``distcore tasks``."""
 
 from __future__ import annotations
 

@@ -49,15 +49,15 @@ def _is_blocked(name: str) -> bool:
 
 
 def _summary(module: str) -> str:
-    """Return what a module says of itself; empty if it cannot be found. Runs no code of it or of its packages."""
+    """Return the first sentence about a module; empty if it cannot be found. Runs no code of it or of its packages."""
     places: list[str] | None = None
-    found: ModuleSpec | None = None
+    spec: ModuleSpec | None = None
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")
-        found = next(filter(None, (finder.find_spec(name, places) for finder in sys.meta_path)), None)
-        if found is None:
+        spec = next(filter(None, (finder.find_spec(name, places) for finder in sys.meta_path)), None)
+        if spec is None:
             return ""
-        places = list(found.submodule_search_locations or ())
-    match = _SUMMARY.search(Path(found.origin).read_text(encoding="utf-8")) if found and found.origin else None
+        places = list(spec.submodule_search_locations or ())
+    match = _SUMMARY.search(Path(spec.origin).read_text(encoding="utf-8")) if spec and spec.origin else None
     return match[1] if match else ""
