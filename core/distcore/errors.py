@@ -12,7 +12,7 @@ from pathlib import Path
 NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends of any kind, and surrogates."""
 LIBRARIES = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
-"""Folders that have what no user of distcore wrote."""
+"""Folders of code that no user wrote."""
 OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
 """Folders of distcore and, in a checkout, of the plugins that come with it."""
 

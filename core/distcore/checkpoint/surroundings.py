@@ -1,4 +1,4 @@
-"""Compare what a checkpoint depends on outside of itself: the rows of its run, and the files that the task saved."""
+"""Check the dependencies of a checkpoint outside of it: the rows of its run, and the task's saved files."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def scaled_loss(
 
 
 def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
-    """Return the scale of each further term by what its rows count; ``rows`` are those of the global batch."""
+    """Return the scale of each further term by what its rows count; ``rows`` are the rows of the global batch."""
     totals = {name: int(read(count, rows).sum()) for name, count in counts.items()}
     return {name: (loss_multiplier(run) / totals[name] if totals[name] else 0.0, counts[name]) for name in counts}
 

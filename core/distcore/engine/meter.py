@@ -37,7 +37,7 @@ class Meter:
     ) -> tuple[dict[str, float], bool, frozenset[Wish]]:
         """Return the values to log, True if a stop was ``requested`` on any rank, and the wishes; every rank calls.
 
-        The record has the mean loss over all ranks since the last record, the means of what was logged, the speed in
+        The record has the mean loss and the means of logged values, over all ranks since the last record, the speed in
         samples per second, and the peak memory of this rank. One sum over ranks serves all, which saves a collective.
         """
         steps = progress.step - self._last.step

@@ -26,9 +26,9 @@ KINDS = {
     "LMHeadModel": ("text-generation", "AutoModelForCausalLM"),
     "ForConditionalGeneration": ("text2text-generation", "AutoModelForSeq2SeqLM"),
 }
-"""How the name of a transformers class ends, to the pipeline of transformers that takes it, and what loads it."""
+"""The end of a transformers class name, to its pipeline and its loading class."""
 INPUTS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
-"""Files beside a model, to the class of transformers that loads what prepares its inputs."""
+"""Files of a model's preprocessor, to the class of transformers that loads it."""
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of peft's settings in the folder of an adapter."""
 AUTO_CLASSES = {
@@ -88,7 +88,7 @@ def _body(
 
 
 def _how_to_load(to: Path, auto: str) -> Iterator[str]:
-    """Yield what loads a whole model and, if it is there, what prepares its inputs."""
+    """Yield code that loads a whole model and, if there is one, its preprocessor."""
     others = {file: name for file, name in INPUTS.items() if (to / file).is_file()}
     yield from ("", "```python", f"from transformers import {', '.join([auto, *others.values()])}", "")
     yield f'model = {auto}.from_pretrained("{to.name}")'

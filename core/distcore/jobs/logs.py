@@ -1,6 +1,6 @@
 """The logger ``distcore``: one line per message on stderr, with separate levels for rank 0 and the other ranks.
 
-What rank 0 tells the user stands there as it is; other lines begin with their level and rank.
+Messages of rank 0 to the user have no prefix; other lines begin with level and rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Screen(logging.Handler):
     """Writes to the ``sys.stderr`` of the moment: a live progress line replaces it, and so stays below the messages."""
 
     is_plain = False
-    """Whether what is told at the level INFO stands alone in its line."""
+    """True if messages of level INFO have no prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record as one line."""

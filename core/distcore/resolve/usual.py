@@ -1,4 +1,4 @@
-"""The config of a job that sets nothing, to tell what a resolved config has that differs from it."""
+"""The config of a job without settings, to find the differences of a resolved config."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BY_MACHINE = ("nproc", "micro_batch_tokens")
 def usual(config: RunConfig) -> dict[str, Any]:
     """Return as JSON values what the keys of a resolved ``config`` are where a user sets none of them.
 
-    Each 'auto' stands for what it comes to in this job; the form of the rows, which depends on the data, is that of
-    ``config``. The task differs always.
+    Each 'auto' has its value for this job. The row form, which depends on the data, is that of ``config``. The task
+    differs always.
     """
     given = RunConfig()
     plain: dict[str, Any] = given.model_dump(mode="json")
