@@ -39,7 +39,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalOptions(RouterOptions):
+class CausalOptions(PackingOptions, RouterOptions):
     """Options of a causal language model."""
 
     flags: ClassVar = {

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field
 
 from distcore import ModelError
-from distcore_tasks.causal_lm.sequence_packing import PackingOptions
 from distcore_tasks.causal_lm.shapes import SHAPES
+from distcore_tasks.shared.options import TaskOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Router(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions(PackingOptions):
+class RouterOptions(TaskOptions):
     """The options of a task that may train a mixture of experts."""
 
     router_loss: Annotated[float, Field(ge=0)] | None = None
