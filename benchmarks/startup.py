@@ -48,7 +48,7 @@ PARTS = (
     "data, its fingerprint",
     "the model: its code, its weights",
     "optimizer, schedule, check of padding-free rows, run folder",
-    "rehearsal of the evaluation",
+    "sanity check of the evaluation",
     "the first step",
 )
 """The phase before each mark of ``FirstStep``, in order."""
