@@ -17,6 +17,7 @@ OWN = {
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
     },
     "masked_lm": set[str](),
+    "preference": {"losses"},
     "seq2seq": {"shapes", "vocabulary", "scores"},
     "text_classification": {"problems"},
     "token_classification": {"metrics"},
@@ -25,6 +26,7 @@ OWN = {
 LACKS = {
     "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
+    "preference": {"models"},  # those of causal_lm
 }
 """Files of the skeleton that a task does not need."""
 

@@ -1,0 +1,1 @@
+"""Preference tuning of language models; see ``task``."""

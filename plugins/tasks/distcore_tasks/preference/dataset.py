@@ -1,0 +1,103 @@
+"""Preferences as flat token arrays, memory-mapped: a prompt, and two answers to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distcore_tasks.preference.rows import NAMES
+from distcore_tasks.shared.jagged import (
+    Flat,
+    flat_digest,
+    flat_rows,
+    open_flat,
+    read_content,
+    write_content,
+    write_flat,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class PreferenceDataset:
+    """Prompts with two answers; implements ``distcore.Dataset``."""
+
+    texts: dict[str, Flat]
+    """Tokens of ``prompt``, ``chosen`` and ``rejected``; answers have the end token."""
+    pad: int
+    """Padding token."""
+    content: str
+    """SHA-256 over all tokens, in hexadecimal."""
+    mismatched: bool = False
+    """Whether batches also have each prompt with the chosen answer of the next row, whose likelihood kto reads."""
+
+    @property
+    def pads(self) -> bool:
+        """True: each sequence is padded to the longest."""
+        return True
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of all sequences of each row, int64, shape ``(rows,)``."""
+        prompt, chosen, rejected = (self.texts[name].lengths for name in NAMES)
+        lengths: np.ndarray = 2 * prompt + chosen + rejected
+        return lengths
+
+    @property
+    def items(self) -> np.ndarray:
+        """Ones: the mean loss is over rows."""
+        return np.ones(len(self), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.texts["prompt"].offsets) - 1
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the sequences of the rows ``indices``, int64 ``(n,)``: all chosen ones, then all rejected ones.
+
+        With ``mismatched`` then also the mismatched ones. ``input_ids``, ``attention_mask`` and ``answer``, which is 1
+        at tokens of the answer, are int64 ``(sequences, longest)``; ``rows`` are n ones.
+        """
+        import torch
+
+        answers = [("chosen", indices), ("rejected", indices)]
+        if self.mismatched:
+            answers.append(("chosen", (indices + 1) % len(self)))
+        prompts = [self.texts["prompt"].row(index) for index in indices]
+        pairs = [
+            (prompt, self.texts[name].row(index))
+            for name, numbers in answers
+            for prompt, index in zip(prompts, numbers, strict=True)
+        ]
+        lengths = [(len(prompt), len(prompt) + len(answer)) for prompt, answer in pairs]
+        shape = (len(pairs), max(end for _, end in lengths))
+        tokens, mask = np.full(shape, self.pad, np.int64), np.zeros(shape, np.int64)
+        answered = np.zeros(shape, np.int64)
+        for line, ((prompt, answer), (begin, end)) in enumerate(zip(pairs, lengths, strict=True)):
+            tokens[line, :end] = np.concatenate([prompt, answer])
+            mask[line, :end], answered[line, begin:end] = 1, 1
+        tables = {"input_ids": tokens, "attention_mask": mask, "answer": answered, "rows": np.ones(len(indices))}
+        return {name: torch.from_numpy(table) for name, table in tables.items()}
+
+
+def write_preferences(folder: Path, texts: dict[str, Flat]) -> None:
+    """Write the tokens of a dataset, and their digest, to the new ``folder``."""
+    folder.mkdir()
+    for name in NAMES:
+        write_flat(folder, name, texts[name])
+    write_content(folder, flat_digest(*(texts[name] for name in NAMES)))
+
+
+def open_preferences(folder: Path, pad: int, *, mismatched: bool) -> PreferenceDataset:
+    """Map the files of ``write_preferences`` into memory."""
+    texts = {name: open_flat(folder, name) for name in NAMES}
+    return PreferenceDataset(texts=texts, pad=pad, content=read_content(folder), mismatched=mismatched)
+
+
+def empty_dataset(pad: int) -> PreferenceDataset:
+    """Return a dataset without rows."""
+    return PreferenceDataset(texts={name: flat_rows([]) for name in NAMES}, pad=pad, content="")

@@ -1,0 +1,33 @@
+"""The embedded dataset: read from the source of the installed Python, under its license.
+
+``stdlib-preferences``: the first line of a documented function or class, the first paragraph of its docstring, and that
+of another one. The same Python gives the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from distcore_tasks.causal_lm.embedded import stdlib_help
+from distcore_tasks.preference.rows import Preferences, check_preferences
+from distcore_tasks.shared import stdlib
+
+FORMAT = 1
+"""Version of the rows, part of the cache key. Raise it when this module gives other rows."""
+APART = 7
+"""How many rows away the other docstring is: neighbors are often alike."""
+
+
+def stdlib_preferences() -> Preferences:
+    """Return each first line with its own docstring as the chosen one, and another as the rejected one."""
+    pairs = list(stdlib_help().values)
+    others = [*islice(pairs, APART, None), *pairs[:APART]]
+    rows = ((prompt, own, other) for (prompt, own), (_, other) in zip(pairs, others, strict=True) if own != other)
+    return check_preferences("dataset stdlib-preferences", rows)
+
+
+MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
+"""Everything that the rows depend on, except for the Python version; part of the cache key."""
+EMBEDDED: dict[str, Callable[[], Preferences]] = {"stdlib-preferences": stdlib_preferences}
+"""Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""

@@ -1,0 +1,39 @@
+"""Tokenize checked preferences: a prompt, and after it two answers that each end with the end token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from distcore import DataError
+from distcore_tasks.causal_lm.encode import prompt_tokens
+from distcore_tasks.preference.rows import NAMES, Texts
+from distcore_tasks.shared.jagged import Flat, flat_rows
+from distcore_tasks.shared.tokenize_rows import chunks, token_lists
+
+
+def encode(
+    rows: Iterable[Texts], tokenizer: Any, length: int, problem: Callable[[int, str], DataError]
+) -> tuple[dict[str, Flat], int]:
+    """Return the tokens of all rows, and the number of rows cut to ``length`` tokens with their prompt.
+
+    Raises what ``problem`` returns for a row whose answer is cut off entirely.
+    """
+    end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}
+    cut = 0
+    for some in chunks(rows):
+        prompts, chosen, rejected = zip(*some, strict=True)
+        answers = (token_lists(tokenizer, texts, special=False) for texts in (chosen, rejected))
+        for prompt, *both in zip(prompt_tokens(tokenizer, prompts), *answers, strict=True):
+            room = length - len(prompt)
+            if room < 1:
+                what = f"the answers are cut off entirely: {len(prompt)} tokens come before them"
+                raise problem(len(kept["prompt"]), f"{what}; raise --max-seq-len ({length})")
+            whole = [np.asarray([*answer, *end], np.int32) for answer in both]
+            cut += any(len(answer) > room for answer in whole)
+            for name, row in zip(NAMES, (np.asarray(prompt, np.int32), *(a[:room] for a in whole)), strict=True):
+                kept[name].append(row)
+    return {name: flat_rows(part) for name, part in kept.items()}, cut

@@ -1,0 +1,70 @@
+"""Read, check, split and tokenize preferences; cache the result by content."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+from distcore_tasks.preference.dataset import open_preferences, write_preferences
+from distcore_tasks.preference.embedded import EMBEDDED, MADE_FROM
+from distcore_tasks.preference.encode import encode
+from distcore_tasks.preference.options import PreferenceOptions
+from distcore_tasks.preference.rows import Preferences, read_preferences
+from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
+from distcore_tasks.shared.sources import read_source, unused_splits
+from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
+
+CACHED = CachedDatasets(kind="preferences", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
+
+
+def prepare_preferences(options: PreferenceOptions, seed: int) -> TokenizedDatasets:
+    """Return the tokenized datasets of a run, from the cache if it has them.
+
+    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    """
+    if not options.from_scratch:
+        check_length(options.model, options.model_folder(), options.max_seq_len)
+    settings = [asdict(options.columns), options.max_seq_len]
+    entry = CACHED.entry(
+        options, seed, settings, options.tokenizer.vocab_size, lambda folder: _build(folder, options, seed)
+    )
+    pad, facts = entry.tokens["pad"], entry.facts
+    return with_rows(
+        TokenizedDatasets,
+        {name: open_preferences(entry.folder / name, pad, mismatched=options.loss == "kto") for name in facts},
+        entry.tokenizer,
+        facts={"data": options.data, **facts},
+        warnings=(*unused_splits(options), *cut_warning(facts, options.max_seq_len)),
+        **entry.tokens,
+    )
+
+
+def _build(folder: Path, options: PreferenceOptions, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    parts = read_parts(options, lambda source: _rows(source, options), seed)
+    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    facts: dict[str, dict[str, int]] = {}
+    for name, part in parts.items():
+        texts, cut = encode(part.values(), tokenizer, options.max_seq_len, part.problem)
+        if not options.from_scratch:
+            largest = max(int(flat.values.max(initial=0)) for flat in texts.values())
+            check_vocabulary(options.model, options.model_folder(), largest)
+        write_preferences(folder / name, texts)
+        tokens = {f"{part_name}_tokens": len(flat.values) for part_name, flat in texts.items()}
+        facts[name] = {"rows": len(part.numbers), **tokens, "rows_cut": cut}
+    return tokenizer, {"facts": facts}
+
+
+def _rows(source: str, options: PreferenceOptions) -> Preferences:
+    return read_source(source, EMBEDDED, lambda path: read_preferences(path, options.columns))
+
+
+def _make_tokenizer(options: PreferenceOptions, train: Part[Preferences]) -> Any:
+    if not options.from_scratch:
+        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
+    return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)

@@ -1,0 +1,23 @@
+"""Preferences to judge by a trained model, in chunks of a file."""
+
+from __future__ import annotations
+
+from distcore import FileRows
+from distcore.data import row_error
+from distcore_tasks.preference.dataset import PreferenceDataset
+from distcore_tasks.preference.encode import encode
+from distcore_tasks.preference.options import PreferenceOptions
+from distcore_tasks.preference.rows import checked
+from distcore_tasks.shared.tokenized import TokenizedDatasets
+
+
+def unlabeled_preferences(rows: FileRows, options: PreferenceOptions, data: TokenizedDatasets) -> PreferenceDataset:
+    """Return the dataset of ``rows``. Raises DataError with file and row for an invalid one."""
+    name = f"data file {rows.file}"
+    texts, _ = encode(
+        checked(name, rows.records, rows.start),
+        data.loaded_tokenizer,
+        options.max_seq_len,
+        lambda place, what: row_error(name, rows.start + place, what),
+    )
+    return PreferenceDataset(texts=texts, pad=data.pad, content="")
