@@ -23,7 +23,10 @@ from distcore.launchers.processes.failures import Failure, culprit
 SCRIPT = str(Path(__file__).parents[1] / "support/launch_cases.py")
 DEADLINE = 90
 CASES = {
-    "raises": ("RankError", r"^rank 1 of 2 failed: ValueError: boom with a second line; traceback in .*rank-1\.txt$"),
+    "raises": (
+        "RankError",
+        r"^rank 1 of 2 failed: ValueError: boom with a second line; traceback in .*rank-1\.txt; raised at .+\.py:\d+$",
+    ),
     "killed": ("RankError", r"^rank 1 of 2 failed: killed by SIGKILL \(out of memory\?\); details in .*rank-1\.txt$"),
     "killed while another is busy": ("RankError", r"^rank 1 of 2 failed: killed by SIGKILL"),
     "crashes": ("RankError", r"^rank 1 of 2 failed: killed by SIGSEGV; details in .*rank-1\.txt$"),
@@ -156,7 +159,11 @@ def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
     done = run("joined", "raises, then tears down", str(tmp_path), python=torchrun())
     assert done.returncode != 0
     ours = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert ours == [f"error: rank 1 of 2 failed: ValueError: boom; traceback in {tmp_path}/rank-1.txt"]
+    (line,) = ours
+    file = f"{tmp_path}/rank-1.txt"
+    assert re.fullmatch(
+        rf"error: rank 1 of 2 failed: ValueError: boom; traceback in {file}; raised at .+cases\.py:\d+", line
+    )
     assert "Traceback" in (tmp_path / "rank-1.txt").read_text()
 
 

@@ -78,7 +78,10 @@ def test_the_example_trains_and_launches(example: tuple[Kernel, Any]) -> None:
 
 def test_progress_is_one_line_that_is_overwritten(example: tuple[Kernel, Any]) -> None:
     text = written(example[1][2].outputs, "stderr")
-    shown = [line.rpartition("\r")[2] for line in text.split("\n") if line.strip()]
+    lines = [line.rpartition("\r")[2] for line in text.split("\n") if line.strip()]
+    overview = [line for line in lines if line.startswith(("task:", "rows:", "model:", "ranks:", "steps:"))]
+    assert len(overview) == 5
+    shown = [line for line in lines if line not in overview]
     assert text.count("\rstep ") >= 40
     assert len(shown) <= 6, shown  # two of them may be a warning of tqdm, which misses its widgets
     assert any(line.startswith("evaluation at step ") for line in shown), shown

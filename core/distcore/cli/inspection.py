@@ -59,28 +59,22 @@ def run(
 
 def ls(path: Path) -> int:
     """Print one line per checkpoint of a run, the newest last. ``path``: a run folder or a checkpoint."""
-    checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]  # newest last
-    if not checkpoints:
-        raise CheckpointError(f"{path}: no checkpoints there")
-    for one in checkpoints:
-        print(_line(one))
+    for checkpoint in _checkpoints(path):
+        print(_line(checkpoint))
     return 0
 
 
 def verify(path: Path) -> int:
     """Read every byte of a checkpoint, or of all checkpoints of a run; print for each whether it is whole."""
-    checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
-    if not checkpoints:
-        raise CheckpointError(f"{path}: no checkpoints there")
-    worst = 0
-    for one in checkpoints:
+    code = 0
+    for checkpoint in _checkpoints(path):
         try:
-            Checkpoint(one).verify()
-            print(f"{one.name}  whole")
+            Checkpoint(checkpoint).verify()
+            print(f"{checkpoint.name}  whole")
         except CheckpointError as error:
-            print(f"{one.name}  {error}")
-            worst = DAMAGED
-    return worst
+            print(f"{checkpoint.name}  {error}")
+            code = DAMAGED
+    return code
 
 
 def diff(first: Path, second: Path, every: bool = False) -> int:
@@ -92,6 +86,14 @@ def diff(first: Path, second: Path, every: bool = False) -> int:
     more = f"; the {len(shown)} that differ most are above, --all shows each" if len(shown) < len(lines) else ""
     print(f"{len(lines)} of {len(set(one) | set(other))} tensors differ{more}")
     return 1 if lines else 0
+
+
+def _checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoints of a run, the newest last, or the one that ``path`` is; raises CheckpointError if none."""
+    checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
+    if not checkpoints:
+        raise CheckpointError(f"{path}: no checkpoints there")
+    return checkpoints
 
 
 def _line(path: Path) -> str:

@@ -74,7 +74,7 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
         print(str(plan).rstrip("\n"))
         return 0
     sys.stdout.flush()  # the launcher may replace this process
-    os.environ[LAUNCHER_FLAGS_VARIABLE] = again(arguments.argv, config)
+    os.environ[LAUNCHER_FLAGS_VARIABLE] = flags_to_restart(arguments.argv, config)
     return int(launcher.run(plan))
 
 
@@ -102,7 +102,7 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
         timeout=config.timeout,
         out=config.out,
         resume=config.resume,
-        here=_here(config, again(argv, config)),
+        here=_here(config, flags_to_restart(argv, config)),
     )
 
 
@@ -153,7 +153,7 @@ def _for_ranks(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(_own_flags().parse_known_args(list(argv))[1])
 
 
-def again(argv: Sequence[str], config: RunConfig) -> str:
+def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
     """Return the flags of starting in ``argv``, as a shell takes them: what a run that goes on is started with."""
     given = vars(_own_flags().parse_known_args(list(argv))[0])
     flags = [(name, value) for name in (*FLAGS, "--nproc") for value in _values(given.get(_dest(name)))]

@@ -24,7 +24,9 @@ UNPLANNED = "fewer tokens in a micro-batch need less, --micro-batch-tokens"
 
 
 @contextmanager
-def explained(file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]) -> Iterator[None]:
+def explain_out_of_memory(
+    file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
+) -> Iterator[None]:
     """Raise RankError, one line, if what runs inside dies for want of memory: what it needs, and what to try next."""
     try:
         yield
@@ -37,7 +39,7 @@ def explained(file: str | None, changes: Mapping[str, Any], read_config: Callabl
     raise RankError(f"{line}; {_advice(file, changes, read_config)}")
 
 
-def in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
+def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
     """Return the function that says how the error line of a rank ends that another launcher started."""
     from distcore.launchers.processes.failures import oom_kills
     from distcore.rank_environment import join

@@ -92,9 +92,9 @@ class Parser(argparse.ArgumentParser):
 
         name = named_task(argv)
         self.names_task = name != "auto"
-        flags = task_flags(name, self._option_string_actions)
-        self.short_help |= add_to(self.task_group, flags)
-        self.task_flags = flags.flags
+        added = task_flags(name, self._option_string_actions)
+        self.short_help |= add_to(self.task_group, added)
+        self.task_flags = added.flags
 
     def format_short_help(self) -> str:
         """Return the help of the flags that most jobs set, one line for each where that fits."""

@@ -1,4 +1,4 @@
-"""Describe installed plugins, as tables or as JSON, for ``distcore strategies`` and ``distcore tasks``."""
+"""Descriptions of installed plugins, as tables or as JSON, for ``distcore strategies`` and ``distcore tasks``."""
 
 from __future__ import annotations
 

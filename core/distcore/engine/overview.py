@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from torch import nn
 
@@ -22,7 +24,8 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     config, facts = run.config, data.facts
     source, classes = facts.get("data"), facts.get("classes", facts.get("tags"))
     count = len(classes) if isinstance(classes, list | tuple) else classes
-    yield f"task:   {config.task.removeprefix(GIVEN)}{f', {count} classes' if isinstance(count, int) else ''}"
+    task = config.task.removeprefix(GIVEN).removeprefix(f"{Path.cwd()}{os.sep}")
+    yield f"task:   {task}{f', {count} classes' if isinstance(count, int) else ''}"
     rows = f"{len(data.train):,} to train on, {len(data.evaluation):,} to evaluate on"
     tested = "the same to test on" if data.test is data.evaluation else f"{len(data.test):,} to test on"
     yield f"rows:   {rows}, {tested}{f', of {source}' if isinstance(source, str) else ''}"

@@ -112,10 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run
         )
         return code
-    from distcore.cli.out_of_memory import explained, in_a_rank
+    from distcore.cli.out_of_memory import explain_out_of_memory, explainer_in_a_rank
     from distcore.jobs import train
 
     changes = changes_of(arguments)
-    with explained(arguments.config, changes, partial(config_of, arguments)):
-        train.run(partial(config_of, arguments), arguments.dry_run, in_a_rank(arguments.config, changes))
+    with explain_out_of_memory(arguments.config, changes, partial(config_of, arguments)):
+        train.run(partial(config_of, arguments), arguments.dry_run, explainer_in_a_rank(arguments.config, changes))
     return 0

@@ -30,6 +30,20 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return tree
 
 
+def test_each_row_of_eighty_columns_says_strategy_and_ranks(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", *JOB, "--strategies", "single,fsdp", "--nproc", "1,4", "--device-memory", "24G"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[: lines.index("per rank; sent: in a step of one micro-batch")])) <= 80
+    tables = [number for number, line in enumerate(lines) if line.startswith("strategy, ranks ")]
+    assert len(tables) > 1
+    for number in tables:
+        rows = [line.partition("  ")[0] for line in lines[number + 1 : number + 4]]
+        assert rows == ["single, 1", "fsdp, 1", "fsdp, 4"]
+
+
 def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *JOB, "--strategies", "single,fsdp:no", "--html", "plan.html"]) == 0
     text = (work_folder / "plan.html").read_text(encoding="utf-8")

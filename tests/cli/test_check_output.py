@@ -1,0 +1,29 @@
+"""What ``distcore check`` prints of findings: each figure once."""
+
+from __future__ import annotations
+
+import pytest
+
+from distcore.cli.commands.check import show
+from distcore.testing.findings import LAWS, Finding
+
+LAW = next(iter(LAWS))
+FINDINGS = [
+    Finding(law=LAW, case="one", held=True, error=0.0, bound=1.0),
+    Finding(law=LAW, case="two", held=False, error=0.75, bound=0.5, note="rank 1: in step 3"),
+    Finding(law=LAW, case="three", held=False, note="ValueError: boom"),
+    Finding(law=LAW, case="four", held=False, note="ValueError: boom"),
+    Finding(law=LAW, case="five", held=None, note="needs two ranks"),
+]
+
+
+def test_a_broken_law_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show(FINDINGS)
+    out = capsys.readouterr().out
+    assert out.count("0.75") == out.count("rank 1: in step 3") == out.count("ValueError: boom") == 1
+    assert out.splitlines()[6:] == [
+        "skipped: five: needs two ranks",
+        "broken: two: rank 1: in step 3",
+        "broken: three, four: ValueError: boom",
+        "1 held, 3 broken, 1 skipped",
+    ]

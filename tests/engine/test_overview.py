@@ -1,0 +1,72 @@
+"""The lines before the first step, and what is kept for whoever asks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from work_folder import enter
+
+from distcore.cli.main import main
+
+TASK = """
+import torch
+from torch import nn
+from distcore import Simple
+
+class Points(Simple):
+    def data(self):
+        sets = [torch.utils.data.TensorDataset(torch.randn(rows, 4), torch.randn(rows)) for rows in (1200, 16, 8)]
+        return sets
+
+    def model(self):
+        return nn.Linear(4, 1)
+
+    def row_loss(self, model, batch):
+        points, targets = batch
+        return (model(points)[:, 0] - targets) ** 2
+"""
+JOB = "train --device cpu --task points.py:Points --max-steps 2 --global-batch-size 8 --set extensions.progress=false"
+
+
+@pytest.fixture(autouse=True)
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(tmp_path, monkeypatch)
+    Path("points.py").write_text(TASK)
+
+
+def lines_of(flags: str, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    assert main([*JOB.split(), "--out", "run", *flags.split()]) == 0
+    return capfd.readouterr().err.splitlines()
+
+
+def test_a_block_says_what_will_be_done_and_nothing_of_tokens(capfd: pytest.CaptureFixture[str]) -> None:
+    assert lines_of("--freeze bias", capfd) == [
+        "task:   points.py:Points",
+        "rows:   1,200 to train on, 16 to evaluate on, 8 to test on",
+        "model:  Linear, 5 parameters, 4 of them trained",
+        "ranks:  1 rank (single) on cpu, in fp32",
+        "steps:  2 of 8 rows, 0.0133 epochs",
+    ]
+    report = json.loads(Path("run/report.json").read_text())
+    assert report["model"] == {"parameters": 5, "trained": 4}
+    assert report["micro_batches"]["tokens"] == 4096
+    assert report["padding_free"] == {"on": False, "why": report["padding_free"]["why"], "difference": None}
+
+
+def test_how_steps_are_cut_is_for_those_who_debug(capfd: pytest.CaptureFixture[str]) -> None:
+    (line,) = (line for line in lines_of("--log-level debug", capfd) if "micro-batches" in line)
+    assert line == "D rank 0: micro-batches: at most 4096 rows"
+
+
+def test_who_wants_no_messages_gets_none(capfd: pytest.CaptureFixture[str]) -> None:
+    assert lines_of("--log-level warning", capfd) == []
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-ddp")
+def test_the_main_rank_says_it_once(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of("--strategy ddp --nproc 2", capfd)
+    assert [line.partition(":")[0] for line in lines] == ["task", "rows", "model", "ranks", "steps"]
+    assert lines[3] == "ranks:  2 ranks (ddp) on cpu, in fp32"
