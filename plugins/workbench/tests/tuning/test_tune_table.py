@@ -16,7 +16,7 @@ def test_the_speed_of_a_finalist_stands_beside_its_slowest_round(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    finals = [Finalist(setting={"nproc": 2}, speeds=[100.0, 90.0], rounds=ROUNDS)]
+    finals = [Finalist(setting={"nproc": 2}, speeds=[100.0, 90.0], rounds=[*ROUNDS])]
     facts = tune_facts([], finals, {"nproc": 2}, ABOUT)
     show(facts)
     heading, row = capsys.readouterr().out.splitlines()[:2]
