@@ -48,8 +48,8 @@ def git(folder: Path, *words: str) -> str:
 def commands_of(text: str) -> list[str]:
     """Return the commands of a page or script that start a Python script, in order, each on one line."""
     joined = re.sub(r"\\\s*\n\s*", " ", text)
-    found = (match[1].strip().rstrip("`") for line in joined.splitlines() if (match := STARTS.match(line)))
-    return [command for command in found if TRAINS.search(command)]
+    candidates = (match[1].strip().rstrip("`") for line in joined.splitlines() if (match := STARTS.match(line)))
+    return [command for command in candidates if TRAINS.search(command)]
 
 
 def collect(clones: Path, names: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a page gives to the library that draws its plots."""
+"""Read the figures that a page passes to its plotting library."""
 
 from __future__ import annotations
 

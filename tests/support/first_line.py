@@ -1,4 +1,4 @@
-"""What a command prints, without the line by which it says that it is at work."""
+"""Remove the first line of a command's output, which says that the command is starting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The balance of a mixture of experts: a loss over the router's choices for all tokens of the global batch.
 
-It is that of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6) on the whole global batch: a
+It is the loss of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6) on the whole global batch: a
 product of two means, which no sum over rows can be.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EXPERTS = ("num_local_experts", "num_experts")
-"""What the number of experts is called in a config of transformers."""
+"""Names of the number of experts in configs of transformers."""
 COEFFICIENT = 0.02
 """Weight of the balance in a built-in mixture of experts."""
 
 
 class Router(NamedTuple):
-    """What a config says of the router."""
+    """The router's settings in a config."""
 
     experts: int
     """Number of experts."""
@@ -39,7 +39,7 @@ class Router(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions(TaskOptions):
-    """The options of a task that may train a mixture of experts."""
+    """Options of a task that can train a mixture of experts."""
 
     router_loss: Annotated[float, Field(ge=0)] | None = None
     """Weight of the balance of a mixture of experts; null: ``router_aux_loss_coef`` if ``output_router_logits``."""

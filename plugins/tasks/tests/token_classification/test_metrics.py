@@ -31,16 +31,16 @@ def test_all_o_has_an_accuracy_but_no_entity() -> None:
 
 
 def test_rows_without_any_entity_have_no_table() -> None:
-    found = tag_metrics([["O", "O"]], [["O", "O"]], IOB)
-    assert (found["accuracy"], found["f1"], found["classification_report"]) == (1, 0, "no entities")
+    metrics = tag_metrics([["O", "O"]], [["O", "O"]], IOB)
+    assert (metrics["accuracy"], metrics["f1"], metrics["classification_report"]) == (1, 0, "no entities")
 
 
 @pytest.mark.parametrize("recorded", json.loads((Path(__file__).parent / "seqeval.json").read_text()))
 def test_figures_are_those_of_seqeval(recorded: dict[str, Any]) -> None:
     tags, predicted = ([row.split() for row in recorded[name]] for name in ("tags", "predicted"))
-    found = tag_metrics(tags, predicted, IOB)
-    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(recorded["scores"], rel=1e-12)
-    table, expected = (str(text).split() for text in (found["classification_report"], recorded["table"]))
+    metrics = tag_metrics(tags, predicted, IOB)
+    assert [metrics[name] for name in ("precision", "recall", "f1")] == pytest.approx(recorded["scores"], rel=1e-12)
+    table, expected = (str(text).split() for text in (metrics["classification_report"], recorded["table"]))
     assert [_number(word) for word in table] == pytest.approx([_number(word) for word in expected], abs=1.01e-4)
     assert [word for word in table if _number(word) < 0] == [word for word in expected if _number(word) < 0]
 
