@@ -192,7 +192,7 @@ def test_a_killed_rank_ends_the_job_with_one_line(tmp_path: Path) -> None:
     output, _ = job.communicate(timeout=60)
     assert time.monotonic() - killed < 30  # not the timeout of 600 s; other tests run beside this one
     assert job.returncode == 3
-    before = ("distcore train: ", "task: ", "rows: ", "model: ", "ranks: ", "steps: ", "step ", "W rank 0: ")
+    before = ("distcore train: ", "data: ", "task: ", "rows: ", "model: ", "ranks: ", "steps: ", "step ", "W rank 0: ")
     last = [line for line in output.splitlines() if not line.startswith(before)]
     assert len(last) == 1, last
     assert last[0].startswith("error: rank 1 of 2 failed: killed by SIGKILL")

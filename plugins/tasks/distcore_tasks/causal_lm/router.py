@@ -1,7 +1,7 @@
 """The balance of a mixture of experts: a loss over the router's choices for all tokens of the global batch.
 
-It is the loss of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6) on the whole global batch: a
-product of two means, which no sum over rows can be.
+It is the loss of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6), over the global batch. It
+is a product of two means, so a sum over rows cannot compute it.
 """
 
 from __future__ import annotations
