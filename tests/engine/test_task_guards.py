@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,29 @@ def test_a_loss_that_goes_round_the_wrapper_ends_the_run_after_its_first_step(tm
     for said in launch(train_round_the_wrapper, tmp_path / "run", nproc=2):
         assert "after step 1 rank 1 has not rank 0's weights" in said
         assert "must call model(...)" in said
+
+
+class OfItsRank(Problem):
+    """As many rows on each rank, of the same lengths, and one label of a rank's own."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        data = super().prepare(config)
+        data.train.labels[3] = int(os.environ["RANK"])  # type: ignore[attr-defined]
+        return data
+
+
+def train_on_rows_of_its_own(out: Path) -> str:
+    with pytest.raises(AgreementError) as refused:
+        train(config(out, strategy="ddp", nproc=2), OfItsRank())
+    return str(refused.value)
+
+
+@pytest.mark.ranks
+def test_ranks_with_other_rows_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    pytest.importorskip("distcore_ddp")
+    for said in launch(train_on_rows_of_its_own, tmp_path / "run", nproc=2):
+        assert "ranks disagree on the content of the training rows: rank 1 differs from rank 0" in said
+    assert not steps_in(tmp_path / "run")
 
 
 class Running(Classifier):

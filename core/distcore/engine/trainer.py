@@ -80,8 +80,8 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     completed = complete(resolved, data)
     run = build_run(completed.config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
-    run = agree(run, hooks, completed)
     rows = fingerprint(data.train)
+    run = agree(run, hooks, completed, rows)
     if spans_machines(rank_info):
         check_shared(run, hooks)
     run, data = row_form.settle(run, hooks, completed, data)
