@@ -150,6 +150,33 @@ def test_ranks_with_other_rows_are_refused_before_the_first_step(tmp_path: Path)
     assert not steps_in(tmp_path / "run")
 
 
+class ReportOfItsRank(Problem):
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        return super().report(outputs, data) | {"luck": 0.5 + int(os.environ["RANK"]) / 10}
+
+
+class MetricOfItsRank(Problem):
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        return super().report(outputs, data) | {f"of {os.environ['RANK']}": 0.5}
+
+
+def reports_of_its_own(out: Path) -> list[str]:
+    said = []
+    for task in (ReportOfItsRank(), MetricOfItsRank()):
+        with pytest.raises(AgreementError) as refused:
+            train(config(out / type(task).__name__, strategy="ddp", nproc=2), task)
+        said.append(str(refused.value))
+    return said
+
+
+@pytest.mark.ranks
+def test_reports_that_differ_between_ranks_are_refused_with_name_and_values(tmp_path: Path) -> None:
+    pytest.importorskip("distcore_ddp")
+    for value, name in launch(reports_of_its_own, tmp_path, nproc=2):
+        assert "ranks disagree on the metric 'luck': 0.5 on rank 0, 0.6 on rank 1" in value
+        assert "ranks disagree on the names of the metrics: rank 1 differs from rank 0" in name
+
+
 class Running(Classifier):
     """Keeps a running mean of what it saw while training, and subtracts it in evaluation."""
 

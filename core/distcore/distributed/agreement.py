@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +56,30 @@ def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
         if odd:
             mine = f"; here (rank {run.world.rank}) it is {facts[name]!r}"[:200]
             raise AgreementError(f"ranks disagree on {name}: rank {', '.join(map(str, odd))} differs from rank 0{mine}")
+
+
+def agree_on_metrics(run: Run, hooks: Hooks, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return ``metrics``, a task's report, with the main rank's value of each number, so that all ranks decide alike.
+
+    Machines may round in different ways, so 1e-6 of a value may be between ranks; raises AgreementError, with both
+    values, for more, and for metrics that a rank lacks. Every rank calls.
+    """
+    if run.world.size == 1:
+        return metrics
+    numbers = {name: float(value) for name, value in sorted(metrics.items()) if type(value) in (int, float)}
+    check_agreed(run, hooks, **{"the names of the metrics": list(numbers)})
+    mine = torch.tensor([list(numbers.values())], dtype=torch.float64).view(torch.int64)  # not all devices have float64
+    gathered = hooks.gather_outputs(run, {"metrics": mine.to(run.world.device)})["metrics"].cpu().view(torch.float64)
+    for rank, values in enumerate(gathered):
+        for name, ours, theirs in zip(numbers, gathered[0].tolist(), values.tolist(), strict=True):
+            if not math.isclose(ours, theirs, rel_tol=1e-6) and not (math.isnan(ours) and math.isnan(theirs)):
+                raise AgreementError(
+                    f"ranks disagree on the metric {name!r}: {ours} on rank 0, {theirs} on rank {rank}: a report may "
+                    "depend on the outputs and the data alone"
+                )
+    return metrics | {
+        name: type(metrics[name])(value) for name, value in zip(numbers, gathered[0].tolist(), strict=True)
+    }
 
 
 def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], planned: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from distcore.distributed.agreement import share_buffers
+from distcore.distributed.agreement import agree_on_metrics, share_buffers
 from distcore.distributed.devices import UNPINNED
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
@@ -32,8 +32,8 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     """Run the task's evaluation over ``dataset`` on all ranks, with the averaged weights if the run keeps an average.
 
     Returns the same result on every rank. The task's report may need ``data``, the run's datasets. Raises
-    AgreementError if a row comes back twice or not at all, because the strategy's sampler or gather is wrong; TaskError
-    for invalid outputs of the task.
+    AgreementError if a row comes back twice or not at all, because the strategy's sampler or gather is wrong, and if
+    ranks report other metrics; TaskError for invalid outputs of the task.
     """
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
@@ -41,7 +41,7 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
         collected = collect(run, hooks, dataset, bound.evaluation(run))
     return Evaluation(
         outputs=collected.outputs,
-        metrics=bound.metrics(collected, dataset, data),
+        metrics=agree_on_metrics(run, hooks, bound.metrics(collected, dataset, data)),
         evaluated=len(collected.index),
         unique=len(torch.unique(collected.index)),
         dataset_size=len(dataset),
