@@ -16,7 +16,7 @@ class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
             sys.meta_path.remove(self)
-            end = time.monotonic() + 4
+            end = time.monotonic() + 20
             while time.monotonic() < end:
                 {wait}
 sys.meta_path.insert(0, Slow())
@@ -49,7 +49,10 @@ def seconds_to_the_first_line(folder: Path, module: str, wait: str, *words: str)
 def test_a_slow_import_is_announced(tmp_path: Path, module: str, wait: str, words: str, line: str) -> None:
     seconds, said = seconds_to_the_first_line(tmp_path, module, wait, *words.split())
     assert said in (line, f"distcore {words.split()[0]}: starting\n")  # a busy machine may take a second before that
-    assert seconds < 2.5  # two, and what a busy machine takes to start Python
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-m", "distcore", "--version"], check=True, stdout=subprocess.DEVNULL)
+    start = time.monotonic() - begun  # what a busy machine takes to start Python, which it may do faster another time
+    assert seconds < 2 + 2 * start
 
 
 @pytest.mark.ranks
