@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import runpy
 import shlex
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 
 
 def test_the_readme_is_read_in_five_minutes() -> None:
@@ -60,3 +63,26 @@ def test_the_top_of_the_site_is_its_first_page() -> None:
     page = at_the_top('<head>\n<link href="../_static/style.css"></head><a href="plan.html">', "docs")
     assert re.search(r'<head>\s*<base href="docs/index.html">', page)
     assert "http-equiv" not in page
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_the_example_of_the_readme_learns_from_300_rows(work_folder: Path) -> None:
+    draw = random.Random(0)
+    words = {
+        "like": ["great", "lovely", "brilliant", "moving", "funny"],
+        "dislike": ["awful", "dull", "weak", "clumsy", "silly"],
+    }
+    rows = []
+    for _ in range(300):
+        label = draw.choice(["like", "like", "dislike"])
+        thing, other = draw.sample(["plot", "acting", "music", "ending", "cast"], 2)
+        rows.append({"text": f"The {thing} was {draw.choice(words[label])}, and so was the {other}.", "label": label})
+    (work_folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (line,) = re.findall(r"^distcore (train .*--data reviews\.jsonl .*--out runs/reviews)$", README.read_text(), re.M)
+    command = [sys.executable, "-m", "distcore", *line.split()]
+    done = subprocess.run(command, cwd=work_folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "largest class" not in done.stdout
+    report = json.loads((work_folder / "runs/reviews/report.json").read_text())
+    assert report["evaluation"]["accuracy"] > report["evaluation"]["majority_accuracy"] + 0.1

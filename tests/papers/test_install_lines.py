@@ -1,0 +1,90 @@
+"""Each install line of the pages, as it stands there, in an environment that has Python, pip and torch alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs/quickstart.md",
+    *sorted(ROOT.glob("plugins/*/README.md")),
+    ROOT / "core/README.md",
+]
+NEWEST = "3.14"
+"""The newest Python that the metadata names."""
+ALWAYS = ("README.md", "plugins/deepspeed/README.md")
+"""Pages whose lines every run of the tests tries; those of the others take minutes more."""
+LARGE = ("ray",)
+"""Extras that bring what is too large to be fetched for a test."""
+SOURCES = ("deepspeed", "horovod")
+"""Extras that bring a package which has no wheel."""
+
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(900)]
+
+
+def lines() -> dict[str, Path]:
+    """The lines, each with the first page that has it."""
+    found: dict[str, Path] = {}
+    for page in PAGES:
+        joined = re.sub(r"\\\n\s*", "", page.read_text())
+        for line in re.findall(r"^pip install .*$", joined, re.M):
+            if not any(f"/{name}" in line for name in LARGE):
+                found.setdefault(" ".join(line.partition("  #")[0].split()), page)
+    return found
+
+
+def pythons() -> list[str]:
+    """This Python, and the newest one that is on this machine; a test of it is skipped where there is none."""
+    return [sys.executable, f"python{NEWEST}"]
+
+
+@pytest.mark.parametrize("python", pythons(), ids=["this", NEWEST])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=() if str(page.relative_to(ROOT)) in ALWAYS else pytest.mark.slow)
+        for line, page in lines().items()
+    ],
+)
+def test_an_install_line_needs_nothing_beside_it(distributions: Path, tmp_path: Path, line: str, python: str) -> None:
+    if shutil.which(python) is None:
+        pytest.skip(f"there is no {python} here")
+    subprocess.run([python, "-m", "venv", tmp_path / "environment"], check=True)
+    bin_folder = tmp_path / "environment/bin"
+    # The versions that the tests ran with, among them torch for a CPU: as the pages say, it goes first.
+    variables = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
+    variables["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    for command in ("pip install torch", line.replace("--find-links dist", f"--find-links {distributions}")):
+        done = subprocess.run(
+            shlex.split(command), cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    for command in ("distcore --help", "distcore strategies"):
+        done = subprocess.run(
+            [bin_folder / "distcore", *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    for name in re.findall(r"plugins/(ddp|fsdp|mesh|deepspeed|accelerate)\b", line):
+        assert name in done.stdout
+
+
+@pytest.mark.slow
+def test_all_that_the_extras_bring_has_a_wheel_for_the_newest_python(distributions: Path, tmp_path: Path) -> None:
+    """Where that Python is not on this machine; pip reads the metadata alone."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = ",".join(name for name in extras if name not in SOURCES)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--target", str(tmp_path)]
+    command += ["--python-version", NEWEST, "--only-binary", ":all:", "--constraint", str(ROOT / "constraints.txt")]
+    command += ["--find-links", str(distributions), f"distcore[{wanted}]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
