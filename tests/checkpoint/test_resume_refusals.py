@@ -53,7 +53,10 @@ def test_every_key_has_a_case() -> None:
 def test_another_value_is_refused_by_name(key: str) -> None:
     then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
     reason = "the resumed run would differ from an uninterrupted one"
-    line = rf"^resume = '{PATH}': {re.escape(key)} was .+ and is .+: {reason}; {then}$"
+    differs = f"{re.escape(key)} was .+ and is .+"
+    if key == "total_steps":  # users set epochs or steps
+        differs, then = "steps, by epochs, were 15 and are 16", "accept that with --resume-changed epochs"
+    line = rf"^resume = '{PATH}': {differs}: {reason}; {then}$"
     with pytest.raises(CheckpointError, match=line):
         check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows", {})
 
@@ -63,7 +66,11 @@ def test_what_can_be_accepted_is_accepted(key: str) -> None:
     check_job(run(**{key: OTHERS[key]}, resume_changed=key), SAVED, PATH, "rows", {})
 
 
-@pytest.mark.parametrize("key", [*FIXED, "epochs", "lrr"])
+def test_other_steps_are_accepted_by_the_flag_that_sets_them() -> None:
+    check_job(run(total_steps=OTHERS["total_steps"], resume_changed="epochs"), SAVED, PATH, "rows", {})
+
+
+@pytest.mark.parametrize("key", [*FIXED, "lrr"])
 def test_nothing_else_can_be_accepted(key: str) -> None:
     line = f"^--resume-changed {re.escape(key)}: not a key that a resumed run may change"
     with pytest.raises(CheckpointError, match=line):
