@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
         r"(torch|nn|np|numpy|dist|pathlib|collections|contextlib|typing|pydantic|pluggy|enum|argparse|importlib|rich|pytest|_pytest)(\..+)?",
     ),
     (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|T"),
-    (r"py:.*", r"Outputs|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),  # in signatures alone
+    (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),  # in signatures alone
     (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
 ]
 
