@@ -54,6 +54,9 @@ def test_resume_auto_with_data_or_a_config_begins_a_run(work_folder: Path, capfd
 
 
 def test_a_run_on_embedded_data_says_so_first_and_once(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from distcore_tasks.shared.sources import say_embedded
+
+    say_embedded.cache_clear()  # a process says it once
     code, _, err = call("train --task image-classification --device cpu --max-steps 1 --out run", capfd)
     assert code == 0, err
     assert re.match("data: digits, which comes with distcore; --data names your own\n", err)
