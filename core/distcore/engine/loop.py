@@ -31,7 +31,7 @@ from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.task import Batch, Dataset, Task
 
 Term = tuple[float, Column]
-"""The scale of a further term of the loss, and the weight of each row in its mean."""
+"""The scale of an additional term of the loss, and the weight of each row in its mean."""
 NO_TERMS: Mapping[str, Term] = {}
 
 
@@ -50,9 +50,7 @@ def steps(
     bound = BoundTask.of(task)
     step_of = partial(whole_batch_step, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
     passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
-    guarded = (
-        progress.step + run.config.data_guard_steps
-    )  # later steps skip the checks, which cost a gather and a second collation
+    checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
     with Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
@@ -60,27 +58,25 @@ def steps(
                 hooks.on_epoch_start(run, progress)
             varied = in_epoch(dataset, progress.epoch)
             counts = {name: counts_of(varied).get(name, varied.items) for name in bound.logs}
-            each = common_value(varied.items)  # if all rows have as many items, no step reads them
+            per_row = common_value(varied.items)  # if all rows have as many items, no step reads them
             left = run.total_steps - progress.step
             coming = range(plan.steps)[progress.step_in_epoch :][:left]
             prefetcher.follow(MicroBatches(varied, sampler, run.config).stream(progress.epoch, coming))
             for step in coming:
                 rows = plan.size(step)
                 micros = prefetcher.take()
-                if progress.step < guarded:
+                if progress.step < checked_until:
                     check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
                     check_collation(varied, micros, run.config.loader.workers)
                 prefetcher.fetch()
                 seed_step(run, progress.step)
                 # The only division of the loss: by the items of the whole global batch, which every rank can count.
-                items = (
-                    each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
-                )
+                items = rows * per_row if per_row else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
                 scale = loss_multiplier(run) / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
                 loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast, others))
                 result = hooks.step(run, run.config.clip)
-                if progress.step < guarded:
+                if progress.step < checked_until:
                     check_weights(run, hooks, progress.step + 1)
                 if run.scheduler is not None:
                     run.scheduler.step()
@@ -101,9 +97,9 @@ def scaled_loss(
     autocast: AbstractContextManager[object],
     others: Mapping[str, Term] = NO_TERMS,
 ) -> StepLoss:
-    """Return a function from a micro-batch to its share of the step's mean loss; padding has weight 0.
+    """Return a function that computes the share of a micro-batch in the step's mean loss; one of padding has weight 0.
 
-    A further term of the loss has its scale in ``others``.
+    ``others`` has the scale of each additional term of the loss.
     """
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
@@ -117,14 +113,14 @@ def scaled_loss(
             factor, count = others[name]
             run.log(name, term, int(read(count, micro.indices).sum()))
             total = total + term * factor
-        # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
+        # A micro-batch of padding still runs backward, with weight 0, so that this rank joins every collective.
         return total * 0.0 if micro.is_padding else total
 
     return scaled
 
 
 def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
-    """Return the scale of each further term by what its rows count; ``rows`` are the rows of the global batch."""
+    """Return scale and row weights of each additional term by its name; ``rows`` are those of the global batch."""
     totals = {name: int(read(count, rows).sum()) for name, count in counts.items()}
     return {name: (loss_multiplier(run) / totals[name] if totals[name] else 0.0, counts[name]) for name in counts}
 
@@ -132,7 +128,7 @@ def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dic
 def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
     """Run forward and backward over the micro-batches of one step; return the sum of their scaled losses.
 
-    The default of the operation of this name.
+    The default of the operation ``train_step``.
     """
     total: Tensor | None = None
     for micro, batch in micros:
@@ -144,7 +140,7 @@ def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], l
 
 
 def loss_multiplier(run: Run) -> int:
-    """Return the factor of a rank's loss that cancels a backend's own division by the number of data shards."""
+    """Return the factor that undoes a backend's averaging of gradients over data shards; 1 if it sums them."""
     return run.world.shards if run.capabilities.gradients == "mean" else 1
 
 

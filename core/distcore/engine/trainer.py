@@ -62,9 +62,8 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error)
-    # The run must be freed before teardown, so only the text of a StoppedError is kept: the traceback refers to the
-    # run. A wrapped model that is destroyed later destroys the process group under the interpreter's lock, and could
-    # deadlock.
+    # Only the text of a StoppedError is kept: its traceback would keep the run alive past teardown. A wrapped model
+    # that is freed later destroys the process group while it holds Python's global lock, and could deadlock.
     hooks.teardown(world)
     if stopped:
         raise StoppedError(stopped)
@@ -184,7 +183,7 @@ def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> dic
     """Write what the run folder has before the first step; return the digests of the task's files on the main rank."""
     digests: dict[str, str] = {}
 
-    hooks.states()  # so that a save will not fail
+    hooks.states()  # raises now, and not at the first save, for a state that is not JSON
 
     def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -210,9 +209,9 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    A run ends early after ``patience`` evaluations without a better one, and a resume does not continue it; or when a
-    listener wishes to stop, and a resume if it wishes so again at its start. After SIGTERM or Ctrl-C it commits a
-    checkpoint and raises StoppedError.
+    A run ends early after ``patience`` evaluations without a better one; a resume does not continue it. It ends when a
+    listener requests a stop, too; a resume continues it unless the listener requests that again at its start. After
+    SIGTERM or Ctrl-C it commits a checkpoint and raises StoppedError.
     """
     config, last, stopping = run.config, None, False
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()

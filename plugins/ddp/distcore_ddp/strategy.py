@@ -43,7 +43,7 @@ class DDPState:
     wrapped: DistributedDataParallel
     """The model in DDP."""
     has_run: bool = False
-    """True after the first forward pass. torch records a static graph in the first backward, which synchronizes."""
+    """True once a micro-batch has run. torch records a static graph in the first backward, which must all-reduce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class DDPStrategy:
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` also all-reduces what was used."""
+        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` also all-reduces which were used."""
         return Capabilities(
             spec_version=3,
             other_optimizers="all",
@@ -119,14 +119,14 @@ class DDPStrategy:
         wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
         if self.compression != "none":
             wrapped.register_comm_hook(None, compression_hook(self.compression))
-        # A static graph would record the dummy backward, and with find_unused torch does not regroup its buckets.
+        # It runs a dummy backward: a static graph would record it, and with find_unused torch never rebuilds buckets.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
         return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Send gradients after the last micro-batch only. A static graph also needs it after the run's first one."""
+        """All-reduce gradients in the last micro-batch only; with a static graph in the run's first one, too."""
         state: DDPState = run.strategy_state
         if last or (self.static_graph and not state.has_run):
             state.has_run = True

@@ -107,7 +107,7 @@ class FSDPStrategy:
         compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
         forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
         limits=(
-            "a model from other files than safetensors, or of random weights that cannot be replayed, is built whole",
+            "a model without safetensors files, or with random weights that cannot be drawn in parts, is built whole",
             "reduce_dtype=precision rounds gradients",
             "a parameter without dimensions cannot be sharded",
         ),

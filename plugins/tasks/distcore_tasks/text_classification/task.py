@@ -54,7 +54,7 @@ class TextClassification(TextOptions):
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``, ``scored`` and ``scores`` (of classes), and ``loss`` and ``label`` (with labels)."""
+        """Return ``prediction``; of classes ``scored`` (their numbers), ``scores``; with labels ``loss``, ``label``."""
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
