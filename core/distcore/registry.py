@@ -99,9 +99,11 @@ def load(group: str, name: str) -> Any:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
         reason = " ".join(str(error).split())
+        says_what_to_do = isinstance(error, ImportError) and error.name is None  # raised by the plugin, not by Python
+        at = "" if says_what_to_do else raised_at(error)
         raise StrategyError(
             f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but does not import: "
-            f"{type(error).__name__}: {reason}{raised_at(error)}"
+            f"{type(error).__name__}: {reason}{at}"
         ) from error
 
 

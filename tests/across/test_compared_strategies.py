@@ -109,7 +109,9 @@ def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
     assert compare("--strategies", "ddp,single,absent", *options) == 3
     out = capsys.readouterr().out
     assert re.search(r"^single  +1 × ", out, re.M)
-    assert re.search(r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+$", out, re.M)
+    assert re.search(
+        r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+; raised at \S*bad\.py:5$", out, re.M
+    )
     assert "\nabsent: left out: no strategy named 'absent' (installed: " in out
     for name in ("compare.md", "compare.html"):
         text = (work_folder / "found" / name).read_text()

@@ -1,4 +1,4 @@
-"""Further terms of a loss, frozen models and losses over the global batch, in whole runs."""
+"""Additional terms of a loss, frozen models and losses over the global batch, in whole runs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from distcore.extensions.progress import ProgressLine, describe_evaluation, time
 from distcore.files import is_held
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.tally import Tally
 from distcore.strategies.single import SingleStrategy
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
@@ -117,7 +118,8 @@ def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: Run
     logged = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_second", "train/peak_memory_bytes"}
     assert set(first) == {"step", "epoch", "samples", *logged}
     assert (second["step"], second["samples"]) == (2, report["samples"])
-    numbers = {name: value for name, value in report["evaluation"].items() if name != "classification_report"}
+    texts = {"classification_report", "remark"}
+    numbers = {name: value for name, value in report["evaluation"].items() if name not in texts}
     assert evaluation == {
         **{key: second[key] for key in ("step", "epoch", "samples")},
         **{f"eval/{name}": value for name, value in numbers.items()},
@@ -302,6 +304,7 @@ def test_nan_guard_checks_the_gradient_norm() -> None:
 
     class AnyRun:
         config = RunConfig()
+        tally = Tally()
 
         class world:
             rank = 3

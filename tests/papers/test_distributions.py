@@ -99,4 +99,4 @@ def test_the_skeleton_of_a_task_passes_its_own_contract_and_trains(environment: 
     write_and_install("task", environment, tmp_path)
     assert "my-own" in run("python -m distcore tasks", environment, tmp_path)
     job = "--task my-own --set task_options.points=500 --epochs 2 --out moons"
-    assert "accuracy" in run(f"python -m distcore train {job}", environment, tmp_path)
+    assert "accuracy" in run(f"python -m distcore train {job} 2>&1", environment, tmp_path)

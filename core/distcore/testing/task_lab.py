@@ -77,12 +77,12 @@ class TaskLab:
         return terms(self.task.loss(model, self._consult(batch)))[0]
 
     def all_terms(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sum of the loss and its further terms."""
+        """Return the sum of the loss and its additional terms."""
         loss, further = terms(self.task.loss(model, self._consult(batch)))
         return sum(further.values(), loss)
 
     def further(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Return the further terms of the loss by name."""
+        """Return the additional terms of the loss by name."""
         return terms(self.task.loss(model, self._consult(batch)))[1]
 
     @torch.no_grad()

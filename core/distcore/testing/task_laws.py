@@ -61,7 +61,7 @@ def items_count(lab: TaskLab) -> Measured:
 
 @task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
-    """Loss and gradient of a batch, further terms included, are the sums over its rows alone, with dropout off."""
+    """Loss and gradient of a batch, additional terms included, are the sums over its rows alone, with dropout off."""
     if lab.task.whole_batch:
         raise Skip("the loss is one over the global batch: embeds-rows-alone measures what it reads")
     rows = lab.rows(lab.data.train)
@@ -94,7 +94,7 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
 
 @task_law("gradient")
 def terms_count(lab: TaskLab) -> Measured:
-    """The further terms of the loss are declared in ``logs``, and rows have counts of no other names."""
+    """The additional terms of the loss are declared in ``logs``, and rows have counts of no other names."""
     if lab.task.whole_batch:
         raise Skip("the loss is one over the global batch")
     given = set(lab.further(lab.build(), lab.data.train.batch(lab.rows(lab.data.train))))

@@ -19,21 +19,21 @@ from distcore.plugin.task.task import Dataset, Datasets
 from distcore.testing.problem import Problem, Rows
 
 TERM = "size"
-"""Name of the further term."""
+"""Name of the additional term."""
 
 
 class CountedRows(Rows):
-    """Rows whose weight in the mean of the further term is their number of tokens."""
+    """Rows whose weight in the mean of the additional term is their number of tokens."""
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
-        """Weight of each row in the mean of the further term."""
+        """Weight of each row in the mean of the additional term."""
         return {TERM: self.lengths}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTerms(Problem):
-    """Has a further term over tokens, which keeps logits small; logs the share of right predictions."""
+    """Has an additional term over tokens, which keeps logits small; logs the share of right predictions."""
 
     logs: ClassVar[tuple[str, ...]] = (TERM, "right")
 
@@ -45,7 +45,7 @@ class TwoTerms(Problem):
     def loss(  # type: ignore[override]  # it has two terms, and logs
         self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and the further term; log the rows that are right."""
+        """Return the loss and the additional term; log the rows that are right."""
         logits, labels = model(batch["tokens"]), batch["labels"]
         log("right", (logits.argmax(-1) == labels).sum(), len(labels))
         losses = F.cross_entropy(logits, labels, reduction="none") * batch["items"]

@@ -392,7 +392,7 @@ class BoundTask:
         return "row_loss", lambda model, batch: {"loss": checked_losses(self._row_loss(model, batch))}
 
     def _row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return ``row_loss`` alone, without further terms and without logging."""
+        """Return ``row_loss`` alone, without additional terms and without logging."""
         return row_losses_alone(self._own["row_loss"], model, batch)
 
     def _check_evaluates(self) -> None:
@@ -405,12 +405,12 @@ class BoundTask:
 
 
 def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Return a loss, and its further terms by name."""
+    """Return a loss, and its additional terms by name."""
     return losses if isinstance(losses, tuple) else (losses, {})
 
 
 def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
-    """Return ``row_loss`` of each row, without further terms and without logging."""
+    """Return ``row_loss`` of each row, without additional terms and without logging."""
     return terms(_logging(row_loss, _unlogged)(model, batch))[0]
 
 

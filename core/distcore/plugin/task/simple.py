@@ -51,7 +51,7 @@ class Simple:
         """Return the loss of each row of ``batch``, floating point, shape ``(n,)``, with gradient.
 
         ``batch`` comes from ``collate``, on the device of ``model``. Use parameters only through ``model(...)``.
-        Further terms of the loss go into a dict next to it.
+        Additional terms of the loss go into a dict next to it.
         """
         raise NotImplementedError
 

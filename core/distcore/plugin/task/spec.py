@@ -192,7 +192,7 @@ class TaskSpec:
         """Return the *sum* of the loss over the items of ``batch``, a scalar with gradient. The core divides, once.
 
         ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32, as torch's losses do
-        there. Return a pair with a dict for further terms, each a sum by name. The core divides a term by its
+        there. Return a pair with a dict for additional terms, each a sum by name. The core divides a term by its
         ``counts`` in the dataset, by default by the items, and logs it: list the name in ``logs``. With an argument
         ``log``, ``log(name, value, weight)`` logs the mean of a sum over ``weight`` items.
 

@@ -98,7 +98,7 @@ def parameter_groups(lab: Lab) -> Measured:
 
 @law("gradient")
 def further_terms(lab: Lab) -> Measured:
-    """A further term of the loss with counts of its own is a mean over the global batch, too."""
+    """An additional term of the loss with counts of its own is a mean over the global batch, too."""
     return compare(lab, TwoTerms(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
 
 
