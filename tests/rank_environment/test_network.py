@@ -106,7 +106,8 @@ def test_each_rank_prints_to_a_file_of_its_own_and_errors_to_the_screen_too(tmp_
     code = (
         "import sys; from pathlib import Path; from distcore.launchers.processes.failures import run_as_rank\n"
         "rank = int(sys.argv[2])\n"
-        "run_as_rank(lambda: (print('hello of', rank), 1 / rank), Path(sys.argv[1], sys.argv[2]), rank, 2)\n"
+        "hello = f'hello of {rank}\\n'\n"  # in one write: print makes two of it, and an error may come between them
+        "run_as_rank(lambda: (sys.stdout.write(hello), 1 / rank), Path(sys.argv[1], sys.argv[2]), rank, 2)\n"
     )
     environ = {**os.environ, "DISTCORE_LOG_DIR": str(tmp_path / "logs")}
     done = [
