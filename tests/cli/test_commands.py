@@ -71,6 +71,7 @@ def test_two_distributions_with_one_command_are_refused_and_both_are_named(tmp_p
     assert distcore(tmp_path, "--help").returncode == 0
 
 
+@pytest.mark.programs
 def test_a_command_cannot_take_the_name_of_one_of_the_core(tmp_path: Path) -> None:
     install(tmp_path, "distcore-hello", {"strategies": "distcore_hello"}, published_command())
     assert "single" in distcore(tmp_path, "strategies").stdout

@@ -38,6 +38,7 @@ def seconds_to_the_first_line(folder: Path, module: str, wait: str, *words: str)
     return seconds, line
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("module", "wait", "words", "line"),
     [

@@ -56,6 +56,7 @@ def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytes
     assert "holds a run without a checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.programs
 @pytest.mark.needs("distcore-ddp")
 def test_under_another_launcher_that_one_restarts(tmp_path: Path) -> None:
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}

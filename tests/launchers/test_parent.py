@@ -29,6 +29,7 @@ def start(off: int) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", AGENT, str(off)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have nothing like it")
 def test_a_rank_dies_with_an_agent_that_is_killed() -> None:
     agent = start(0)
@@ -40,6 +41,7 @@ def test_a_rank_dies_with_an_agent_that_is_killed() -> None:
     assert not psutil.wait_procs([rank], timeout=30)[1]
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have nothing like it")
 def test_a_rank_whose_agent_is_already_dead_ends_at_once() -> None:
     said, _ = start(1).communicate(timeout=60)

@@ -86,6 +86,7 @@ def test_the_end_of_any_machine_is_seen_while_the_first_one_still_runs(capsys: p
     )
 
 
+@pytest.mark.programs
 def test_torchelastic_prints_nothing_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, check=True)
     assert [line.partition("] ")[2] for line in done.stderr.splitlines()] == ["before", "after"]

@@ -88,6 +88,7 @@ def test_the_watchdog_names_machine_address_and_likely_cause() -> None:
     assert "another rank, its machine or the link to it does not answer" in line
 
 
+@pytest.mark.programs
 def test_a_traceback_comes_home_to_the_run_folder(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from distcore.launchers.processes.failures import run_as_rank\n"
@@ -102,6 +103,7 @@ def test_a_traceback_comes_home_to_the_run_folder(tmp_path: Path) -> None:
     assert "1 / 0" in file.read_text() or "ZeroDivisionError" in file.read_text()
 
 
+@pytest.mark.programs
 def test_each_rank_prints_to_a_file_of_its_own_and_errors_to_the_screen_too(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from distcore.launchers.processes.failures import run_as_rank\n"

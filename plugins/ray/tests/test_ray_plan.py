@@ -112,6 +112,7 @@ def test_a_folder_that_a_node_does_not_have_is_one_line(tmp_path: Path) -> None:
     assert str(problem).endswith(f": {tmp_path}/none: No such file or directory")
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
 def test_a_rank_dies_with_its_actor() -> None:
     words = "['-c', 'import time; print(1, flush=True); time.sleep(100)']"
