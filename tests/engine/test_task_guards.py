@@ -113,16 +113,17 @@ class RoundTheWrapper(Problem):
         return F.cross_entropy(inner(batch["tokens"]), batch["labels"], reduction="sum")
 
 
-def train_round_the_wrapper(out: Path) -> str:
+def refusal(out: Path, task: Problem) -> str:
+    """Train on two ranks; what this rank says of the task."""
     with pytest.raises(AgreementError) as refused:
-        train(config(out, strategy="ddp", nproc=2), RoundTheWrapper())
+        train(config(out, strategy="ddp", nproc=2), task)
     return str(refused.value)
 
 
 @pytest.mark.ranks
 def test_a_loss_that_goes_round_the_wrapper_ends_the_run_after_its_first_step(tmp_path: Path) -> None:
     pytest.importorskip("distcore_ddp")
-    for said in launch(train_round_the_wrapper, tmp_path / "run", nproc=2):
+    for said in launch(refusal, tmp_path / "run", RoundTheWrapper(), nproc=2):
         assert "after step 1 rank 1 has not rank 0's weights" in said
         assert "must call model(...)" in said
 
@@ -136,16 +137,10 @@ class OfItsRank(Problem):
         return data
 
 
-def train_on_rows_of_its_own(out: Path) -> str:
-    with pytest.raises(AgreementError) as refused:
-        train(config(out, strategy="ddp", nproc=2), OfItsRank())
-    return str(refused.value)
-
-
 @pytest.mark.ranks
 def test_ranks_with_other_rows_are_refused_before_the_first_step(tmp_path: Path) -> None:
     pytest.importorskip("distcore_ddp")
-    for said in launch(train_on_rows_of_its_own, tmp_path / "run", nproc=2):
+    for said in launch(refusal, tmp_path / "run", OfItsRank(), nproc=2):
         assert "ranks disagree on the content of the training rows: rank 1 differs from rank 0" in said
     assert not steps_in(tmp_path / "run")
 
@@ -160,21 +155,19 @@ class MetricOfItsRank(Problem):
         return super().report(outputs, data) | {f"of {os.environ['RANK']}": 0.5}
 
 
-def reports_of_its_own(out: Path) -> list[str]:
-    said = []
-    for task in (ReportOfItsRank(), MetricOfItsRank()):
-        with pytest.raises(AgreementError) as refused:
-            train(config(out / type(task).__name__, strategy="ddp", nproc=2), task)
-        said.append(str(refused.value))
-    return said
-
-
 @pytest.mark.ranks
-def test_reports_that_differ_between_ranks_are_refused_with_name_and_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "disagreement"),
+    [
+        (ReportOfItsRank(), "the metric 'luck': 0.5 on rank 0, 0.6 on rank 1"),
+        (MetricOfItsRank(), "the names of the metrics: rank 1 differs from rank 0"),
+    ],
+    ids=["value", "name"],
+)
+def test_reports_that_differ_between_ranks_are_refused(tmp_path: Path, task: Problem, disagreement: str) -> None:
     pytest.importorskip("distcore_ddp")
-    for value, name in launch(reports_of_its_own, tmp_path, nproc=2):
-        assert "ranks disagree on the metric 'luck': 0.5 on rank 0, 0.6 on rank 1" in value
-        assert "ranks disagree on the names of the metrics: rank 1 differs from rank 0" in name
+    for said in launch(refusal, tmp_path / "run", task, nproc=2):
+        assert f"ranks disagree on {disagreement}" in said
 
 
 class Running(Classifier):

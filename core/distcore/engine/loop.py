@@ -40,9 +40,9 @@ def steps(
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
     """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
-    The loss is a scalar tensor on the device. Its sum over ranks, divided by ``loss_multiplier``, is the mean loss over
-    the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if collation
-    is random.
+    The loss is a scalar tensor on the device. Its sum over ranks, divided by ``run.loss_multiplier``, is the mean loss
+    over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if
+    collation is random.
     """
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
@@ -72,7 +72,7 @@ def steps(
                 seed_step(run, progress.step)
                 # The only division of the loss: by the items of the whole global batch, which every rank can count.
                 items = rows * per_row if per_row else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
-                scale = loss_multiplier(run) / items if items else 0.0  # without items the step has no gradient
+                scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
                 loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast, others))
                 result = hooks.step(run, run.config.clip)
@@ -122,7 +122,7 @@ def scaled_loss(
 def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
     """Return scale and row weights of each additional term by its name; ``rows`` are those of the global batch."""
     totals = {name: int(read(count, rows).sum()) for name, count in counts.items()}
-    return {name: (loss_multiplier(run) / totals[name] if totals[name] else 0.0, counts[name]) for name in counts}
+    return {name: (run.loss_multiplier / totals[name] if totals[name] else 0.0, counts[name]) for name in counts}
 
 
 def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
@@ -137,11 +137,6 @@ def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], l
         total = part if total is None else total + part
     assert total is not None  # a step has at least one micro-batch
     return total
-
-
-def loss_multiplier(run: Run) -> int:
-    """Return the factor that undoes a backend's averaging of gradients over data shards; 1 if it sums them."""
-    return run.world.shards if run.capabilities.gradients == "mean" else 1
 
 
 def seed_step(run: Run, step: int) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from distcore.distributed.devices import peak_memory
-from distcore.engine.loop import loss_multiplier
 from distcore.plugin.strategy.contract import Progress, Run, StepResult
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.tally import Wish
@@ -51,7 +50,7 @@ class Meter:
             "step": progress.step,
             "epoch": run.epochs_at(progress),
             "samples": progress.samples,
-            "loss": total / (loss_multiplier(run) * steps),
+            "loss": total / (run.loss_multiplier * steps),
             "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
             "peak_memory_bytes": peak_memory(run.world.device),

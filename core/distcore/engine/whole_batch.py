@@ -53,13 +53,12 @@ def whole_batch_step(
     with hooks.accumulate(run, not last):
         kept = embed(last)
     rows, gradients, loss = _gradients(run, hooks, task, [*every, kept], micros)
-    factor = run.world.shards if run.capabilities.gradients == "mean" else 1
 
     def send_back(embeddings: dict[str, Tensor], micro: MicroBatch) -> None:
         at = torch.searchsorted(rows, torch.as_tensor(micro.indices, device=rows.device))
         share = sum((value * gradients[name][at]).sum() for name, value in embeddings.items())
         assert isinstance(share, Tensor)  # embed() returned at least one
-        hooks.backward(run, share * (0.0 if micro.is_padding else float(factor)))
+        hooks.backward(run, share * (0.0 if micro.is_padding else float(run.loss_multiplier)))
 
     with hooks.accumulate(run, not last):
         send_back(kept, micros[last][0])
@@ -67,7 +66,7 @@ def whole_batch_step(
     for number in range(last):
         with hooks.accumulate(run, number == last - 1):
             send_back(embed(number), micros[number][0])
-    return loss * (factor / run.world.shards)
+    return loss * (run.loss_multiplier / run.world.shards)
 
 
 def _gradients(

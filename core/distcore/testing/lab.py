@@ -19,7 +19,7 @@ from distcore.config import RunConfig
 from distcore.config.changes import with_changes
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loader import MicroBatches, one_step
-from distcore.engine.loop import loss_multiplier, steps
+from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
 from distcore.files import write_atomically
 from distcore.model.optim import optimizer_options
@@ -127,7 +127,7 @@ class Job:
     def _mean(self, loss: Tensor) -> float:
         mine = loss.double().reshape(1) * self.run.world.is_shard_leader
         total = self.hooks.reduce_loss(self.run, mine)
-        return float(total) / loss_multiplier(self.run)
+        return float(total) / self.run.loss_multiplier
 
     def _rate(self) -> float:
         assert self.run.optimizer is not None  # jobs train

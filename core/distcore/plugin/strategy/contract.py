@@ -325,6 +325,11 @@ class Run:
     tally: Tally = field(default_factory=Tally)
     """Logged values and wishes of this rank until the next log line."""
 
+    @property
+    def loss_multiplier(self) -> int:
+        """The factor of a rank's loss that undoes a backend's averaging of gradients over data shards; 1 if it sums."""
+        return self.world.shards if self.capabilities.gradients == "mean" else 1
+
     def log(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
         """Add ``value``, a sum over ``weight`` items. The next log line has the mean over all ranks.
 
