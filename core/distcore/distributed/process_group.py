@@ -54,7 +54,7 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
     if dist.is_initialized():
         if not _is_own():
             return _world_of_program(rank_info, device, backends)
-        dist.destroy_process_group()  # a failed run in this process left its group behind
+        drop_leftover_group()
     dist.init_process_group(
         backends,
         rank=rank_info.rank,
@@ -66,6 +66,15 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
     assert dist.group.WORLD is not None  # it was made just now
     dist.group.WORLD._set_group_desc(OWN)
     return _world(rank_info, device)
+
+
+def drop_leftover_group() -> None:
+    """Destroy the group that a failed run of this process left behind. A group of the program is kept.
+
+    Before ranks are forked, too: its threads do not come along, and a rank that destroys its copy may crash.
+    """
+    if dist.is_initialized() and _is_own():
+        dist.destroy_process_group()
 
 
 def _is_own() -> bool:
@@ -189,8 +198,7 @@ def leave_process_group(world: World) -> bool:
         # looked at it. One that failed before it came here says so itself, and ends the job by its exit status.
         if not LEFT.search(str(error)):
             raise
-    if _is_own():
-        dist.destroy_process_group()
+    drop_leftover_group()
     return True
 
 

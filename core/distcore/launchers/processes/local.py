@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
+from distcore.distributed.process_group import drop_leftover_group
 from distcore.errors import ConfigError, RankError
 from distcore.launchers.processes.contexts import (
     errors_folder,
@@ -86,6 +87,7 @@ def run_ranks(
         raise ConfigError(f"--nproc {nproc}: expected a number of processes, 1 or more")
     if sys.platform == "win32":
         raise ConfigError(f"--nproc {nproc}: ranks cannot be started on Windows; use --nproc 1, or WSL")
+    drop_leftover_group()
     with ExitStack() as stack:
         job = _Job(
             entry=partial(fn, *args),
