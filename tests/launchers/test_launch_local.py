@@ -231,13 +231,13 @@ def test_a_job_over_its_time_limit_is_stopped() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.ranks
 def test_ranks_do_not_inherit_the_group_that_a_failed_run_of_the_caller_left() -> None:
     join_process_group(RunConfig(device="cpu"), RankInfo())
     assert launch(is_initialized, nproc=2) == [False, False]
     assert not is_initialized()
 
 
+@pytest.mark.ranks
 def test_the_caller_gets_its_environment_back() -> None:
     before = dict(os.environ)
     handler = signal.getsignal(signal.SIGTERM)
