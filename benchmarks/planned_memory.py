@@ -47,7 +47,7 @@ from distcore.resolve.complete import complete
 from distcore.resolve.resolve import resolve
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_workbench.planning.plan import Row, make_plan
-from distcore_workbench.planning.request import Request
+from distcore_workbench.planning.request import PlanRequest
 
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "tiny": dict.fromkeys(("bert", "gpt2", "llama", "vit"), (2, 64, 2)),
@@ -98,7 +98,7 @@ class Made:
     """Number of layers; ``None``: that of ``scale``."""
 
     def prepare(self, config: RunConfig) -> Datasets:
-        rows = Rows(self.kind, self.length)
+        rows = RandomTexts(self.kind, self.length)
         return Datasets(train=rows, evaluation=rows, test=rows)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
@@ -140,7 +140,7 @@ class Made:
         return losses.view(len(logits), -1).sum(1)
 
 
-class Rows:
+class RandomTexts:
     """``ROWS`` rows, all alike in length."""
 
     def __init__(self, kind: str, length: int) -> None:
@@ -192,7 +192,7 @@ def settings(
 
 def plan_row(changes: dict[str, Any]) -> Row:
     """Return the row of the plan."""
-    (row,) = make_plan(Request(config=None, changes=changes, strategies="", ranks=[changes["nproc"]])).rows
+    (row,) = make_plan(PlanRequest(config=None, changes=changes, strategies="", ranks=[changes["nproc"]])).rows
     return row
 
 

@@ -26,14 +26,14 @@ import numpy as np
 from torch import Tensor
 
 from distcore import Datasets, RunConfig, train
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 
 ALLOWED = 1.2
 """Longest time to the first step of a resumed run, in cold starts."""
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-class RecordingRows(Rows):
+class RecordingRows(RandomRows):
     """Rows that record which of them were read."""
 
     def __init__(self, rows: int) -> None:

@@ -15,7 +15,7 @@ from distcore.rank_environment import join
 from distcore.resolve.resolve import resolve
 from distcore.testing.store import store_for
 from distcore_workbench.planning.plan import make_plan
-from distcore_workbench.planning.request import Request
+from distcore_workbench.planning.request import PlanRequest
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2
@@ -72,7 +72,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def planned(name: str, options: dict[str, Any], ranks: int = RANKS, model: str = "bert-tiny") -> Memory:
     changes: dict[str, Any] = {"model": model, "strategy": name.partition(":")[0]}
     changes |= {f"strategy_options.{key}": value for key, value in options.items()}
-    (row,) = make_plan(Request(config=None, changes=changes, strategies=name, ranks=[ranks])).rows
+    (row,) = make_plan(PlanRequest(config=None, changes=changes, strategies=name, ranks=[ranks])).rows
     assert row.memory is not None, row.reason
     return row.memory
 

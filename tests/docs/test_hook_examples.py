@@ -31,7 +31,7 @@ from distcore.plugin.task.bound import METHODS
 from distcore.plugin.task.spec import TaskSpec
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
-from distcore.testing.problem import Classifier, Problem, Rows
+from distcore.testing.problem import Classifier, Problem, RandomRows
 from distcore.testing.reference import apart
 from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
@@ -46,7 +46,7 @@ PAIRS = (["sums", "report_sums"], ["row_columns", "unlabeled"], ["open_rows", "u
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
-    "Path": Path, "Rows": Rows, "Tensor": Tensor, "dist": dist, "json": json, "logging": logging, "nn": nn,
+    "Path": Path, "RandomRows": RandomRows, "Tensor": Tensor, "dist": dist, "json": json, "logging": logging, "nn": nn,
     "nullcontext": nullcontext, "torch": torch,
 }  # fmt: skip
 """What an example may use without saying where it comes from: public names, and those of everybody's imports."""

@@ -26,7 +26,7 @@ from distcore.engine.trainer import set_up, train_in
 from distcore.errors import TaskError
 from distcore.rank_environment import join
 from distcore.resolve.resolve import resolve
-from distcore.testing.problem import Classifier, Problem, Rows
+from distcore.testing.problem import Classifier, Problem, RandomRows
 from distcore.testing.reference import apart
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
@@ -96,7 +96,7 @@ def test_a_difference_between_batches_is_found_by_its_place(other: object, place
     assert difference({"a": [torch.tensor([1.0, torch.nan]), 2], "b": np.arange(3)}, other) == place
 
 
-class Nested(Rows):
+class Nested(RandomRows):
     """The laws' rows, in a batch that is no dict of tensors."""
 
     def batch(self, indices: np.ndarray) -> Any:
@@ -317,7 +317,7 @@ def test_a_report_finds_one_output_for_each_row_before_the_first_step_too(tmp_pa
     assert evaluation_of(tmp_path / "run", Aligned(evaluation_rows=30))["evaluated"] == 30
 
 
-class Masked(Rows):
+class Masked(RandomRows):
     """Rows of which a third of the tokens is masked, others in each epoch; ``longer``: the first row grows, too."""
 
     def __init__(self, rows: int, epoch: int = -1, longer: bool = False) -> None:
@@ -376,7 +376,7 @@ def test_lengths_may_not_vary(tmp_path: Path) -> None:
         train(config(tmp_path / "run", max_steps=8), Masking(data=Masked(20, longer=True)))
 
 
-class Random(Rows):
+class Random(RandomRows):
     """Rows that are masked by random numbers that nobody can repeat."""
 
     def __init__(self, rows: int) -> None:
@@ -423,7 +423,7 @@ class Everything(Problem):
 
 def check_everything(found: dict[str, Any], rows: int) -> None:
     """Compare a report of ``Everything`` with its evaluation data."""
-    data = Rows(rows, seed=1)
+    data = RandomRows(rows, seed=1)
     assert found["rows"] == [tokens.tolist() for tokens in data.tokens]
     padding = found["tokens"].pop(0)
     counted: Any = np.bincount(np.concatenate(data.tokens), minlength=32)[1:] if rows else []

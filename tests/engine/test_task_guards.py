@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distcore import Datasets, RunConfig, launch, train
 from distcore.errors import AgreementError, TaskError
-from distcore.testing.problem import Classifier, Problem, Rows
+from distcore.testing.problem import Classifier, Problem, RandomRows
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
@@ -84,7 +84,7 @@ def test_numbers_of_numpy_and_tensors_are_numbers_in_the_report(tmp_path: Path) 
     assert last["eval/f1"] == 0.5
 
 
-class Masked(Rows):
+class Masked(RandomRows):
     """Rows of which none counts, as where every answer of a batch was cut away."""
 
     def __init__(self, rows: int) -> None:

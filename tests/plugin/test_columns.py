@@ -19,7 +19,7 @@ from distcore.jobs.dry_run import describe
 from distcore.plugin.batching.columns import common_value, is_windowed, read
 from distcore.plugin.batching.sampling import evaluation_plan
 from distcore.resolve.resolve import resolve
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 
 MOST = 24
 """Most rows that a column here gives at once: a window of three global batches."""
@@ -44,7 +44,7 @@ class Windowed:
 class WindowedRows:
     """The rows of the kit's problem, their columns read a window at a time."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RandomRows) -> None:
         self._rows = rows
         self.lengths: Column = Windowed(rows.lengths)
         self.items: Column = Windowed(rows.items)
@@ -66,8 +66,8 @@ class Large(Problem):
 
     def prepare(self, config: RunConfig) -> Datasets:
         data = super().prepare(config)
-        assert isinstance(data.train, Rows)
-        assert isinstance(data.evaluation, Rows)
+        assert isinstance(data.train, RandomRows)
+        assert isinstance(data.evaluation, RandomRows)
         held_out = WindowedRows(data.evaluation)
         return Datasets(train=Identified(data.train), evaluation=held_out, test=held_out)
 
@@ -150,21 +150,25 @@ def test_the_fingerprint_of_many_rows_is_their_number_and_content(monkeypatch: p
     class Other(Identified):
         content = "other rows"
 
-    few = fingerprint(Rows(53))
-    assert fingerprint(Identified(Rows(53))) == fingerprint(Identified(Rows(53))) != fingerprint(Other(Rows(53)))
-    assert fingerprint(Identified(Rows(53))) != fingerprint(Identified(Rows(52)))
+    few = fingerprint(RandomRows(53))
+    assert (
+        fingerprint(Identified(RandomRows(53)))
+        == fingerprint(Identified(RandomRows(53)))
+        != fingerprint(Other(RandomRows(53)))
+    )
+    assert fingerprint(Identified(RandomRows(53))) != fingerprint(Identified(RandomRows(52)))
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
-    assert fingerprint(Rows(53)) != few  # an array of many rows is not read, where a digest stands for it
+    assert fingerprint(RandomRows(53)) != few  # an array of many rows is not read, where a digest stands for it
 
 
 def test_the_fingerprint_of_few_rows_is_what_it_always_was() -> None:
-    assert fingerprint(Rows(53, weighted=True)).startswith("006a242b46a948ed")
+    assert fingerprint(RandomRows(53, weighted=True)).startswith("006a242b46a948ed")
 
 
 def test_a_memory_mapped_column_of_many_rows_is_evaluated_in_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = Rows(20)
+    rows = RandomRows(20)
     np.save(tmp_path / "lengths.npy", rows.lengths)
     rows.lengths = np.load(tmp_path / "lengths.npy", mmap_mode="r")
     run: Any = type("", (), {"config": config(tmp_path), "world": type("", (), {"shards": 2})})

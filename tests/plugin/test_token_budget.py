@@ -13,7 +13,7 @@ from distcore.config.schema import Loader
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.batching.token_budget import SIZELESS, TokenCut
 from distcore.resolve.micro_batches import forward_tokens
-from distcore.testing.problem import Rows
+from distcore.testing.problem import RandomRows
 
 CUT = TokenCut(tokens=256, forward=20)
 
@@ -159,18 +159,18 @@ def test_planning_a_step_takes_no_time_that_counts(rows: int, shards: int, milli
     assert min(spent) * 1000 < 3 * milliseconds  # three times what it takes here, for slower machines
 
 
-class Packed(Rows):
+class Packed(RandomRows):
     pads = False
 
 
 def test_a_plan_follows_the_config_and_what_its_dataset_says() -> None:
     config = RunConfig(micro_batch_tokens=300, loader={"forward_tokens": 7})
-    assert training_plan(config, Rows(50)).by_tokens == TokenCut(tokens=300, forward=7)
+    assert training_plan(config, RandomRows(50)).by_tokens == TokenCut(tokens=300, forward=7)
     assert training_plan(config, Packed(50)).by_tokens == TokenCut(tokens=300, forward=7, pads=False)
-    rows = training_plan(RunConfig(micro_batch_size=8), Rows(50))
+    rows = training_plan(RunConfig(micro_batch_size=8), RandomRows(50))
     assert (rows.by_tokens, rows.micro_batch) == (None, 8)
     both = config.model_copy(update={"micro_batch_size": 8})
-    assert training_plan(both, Rows(50)).by_tokens == TokenCut(tokens=300, forward=7, rows=8)
+    assert training_plan(both, RandomRows(50)).by_tokens == TokenCut(tokens=300, forward=7, rows=8)
 
 
 def test_a_strategy_that_pays_for_each_micro_batch_gets_fewer() -> None:

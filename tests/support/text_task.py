@@ -27,7 +27,7 @@ PADDING, UNKNOWN, FIRST, LAST = range(4)
 """Special tokens. A row begins with ``FIRST`` and ends with ``LAST``."""
 
 
-class Rows:
+class TextRows:
     """Texts as word numbers, with labels; implements ``distcore.Dataset``."""
 
     def __init__(self, texts: list[list[int]], labels: list[int], content: str) -> None:
@@ -85,10 +85,10 @@ class Texts:
         numbers = {word: LAST + 1 + number for number, word in enumerate(sorted(words))}
         classes = sorted({label for _, label in rows})
 
-        def made(some: list[tuple[str, Any]]) -> Rows:
+        def made(some: list[tuple[str, Any]]) -> TextRows:
             texts = [[numbers.get(word, UNKNOWN) for word in text.split()] for text, _ in some]
             cut = [[FIRST, *text[: self.max_seq_len - 2], LAST] for text in texts]
-            return Rows(cut, [classes.index(label) for _, label in some], f"{source_digest(self.data)} {len(some)}")
+            return TextRows(cut, [classes.index(label) for _, label in some], f"{source_digest(self.data)} {len(some)}")
 
         evaluation = made(kept)
         return TextDatasets(

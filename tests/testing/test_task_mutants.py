@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import Datasets, Ragged, RunConfig, registry
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.register import task_cases
 from distcore.testing.runner import check_task
 from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
@@ -37,14 +37,14 @@ class Sound(Problem):
     metrics: ClassVar = {"loss": "min", "accuracy": "max"}
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets:
-        none = Rows(1)
+        none = RandomRows(1)
         return Datasets(train=none, evaluation=none, test=none)
 
 
 class Changed:
     """A dataset of which some methods are replaced."""
 
-    def __init__(self, rows: Rows, **changes: Any) -> None:
+    def __init__(self, rows: RandomRows, **changes: Any) -> None:
         self.rows = rows
         for name, value in changes.items():
             setattr(self, name, value)
@@ -64,7 +64,7 @@ def with_train(data: Datasets, **changes: Any) -> Datasets:
 @breaks("same-rows-again")
 class OtherRowsEachTime(Sound):
     def prepare(self, config: RunConfig) -> Datasets:
-        return dataclasses.replace(super().prepare(config), train=Rows(50, seed=random.randrange(2**32)))
+        return dataclasses.replace(super().prepare(config), train=RandomRows(50, seed=random.randrange(2**32)))
 
 
 @breaks("same-batch-again")

@@ -25,7 +25,7 @@ VOCABULARY, CLASSES, WIDTH = 32, 4, 16
 """Number of token ids (0 is padding), number of classes, and size of a hidden vector."""
 
 
-class Rows:
+class RandomRows:
     """A dataset of random token sequences with random labels; implements ``distcore.Dataset``."""
 
     def __init__(self, rows: int, seed: int = 0, weighted: bool = False) -> None:
@@ -147,8 +147,8 @@ class Problem:
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the same rows for every ``config``; the test data are the evaluation data."""
-        evaluation = Rows(self.evaluation_rows, seed=1)
-        return Datasets(train=Rows(self.rows, weighted=self.weighted), evaluation=evaluation, test=evaluation)
+        evaluation = RandomRows(self.evaluation_rows, seed=1)
+        return Datasets(train=RandomRows(self.rows, weighted=self.weighted), evaluation=evaluation, test=evaluation)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an untrained ``Classifier`` in fp32 on torch's default device."""

@@ -16,13 +16,13 @@ from distcore.config import RunConfig
 from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.frozen import INITIAL, Initial
 from distcore.plugin.task.task import Dataset, Datasets
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 
 TERM = "size"
 """Name of the additional term."""
 
 
-class CountedRows(Rows):
+class CountedRows(RandomRows):
     """Rows whose weight in the mean of the additional term is their number of tokens."""
 
     @property

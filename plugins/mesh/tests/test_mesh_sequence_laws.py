@@ -17,7 +17,7 @@ from distcore import RunConfig, checkpoint, train
 from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Case, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.laws.gradient import distance
-from distcore.testing.problem import VOCABULARY, Problem, Rows
+from distcore.testing.problem import VOCABULARY, Problem, RandomRows
 from distcore.testing.reference import apart, build_untrained, solve
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
@@ -77,7 +77,7 @@ def every_size(lab: Lab) -> Measured:
     job, worst = lab.job(Sentences(dropout=0.5), micro_batch_size=2, global_batch_size=2 * lab.world.size), 0.0
     module = build_untrained(job.task, job.run.config, job.data).eval()
     for size in range(8):
-        rows = Rows(size, seed=2)
+        rows = RandomRows(size, seed=2)
         evaluation = replace(job, data=replace(job.data, evaluation=rows)).evaluate()
         assert evaluation.evaluated == size
         if size:

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from distcore_ray.actor import Rank, RankAddress, RankOutput, variables_of
 from distcore_ray.cluster import Nodes, alive_nodes, release
-from distcore_ray.job import Job
+from distcore_ray.job import RayJob
 
 START = 120
 """Seconds for Ray to start the actors."""
@@ -43,7 +43,7 @@ class Outcome:
 class Attempt:
     """All ranks of a run, from their start to their end."""
 
-    def __init__(self, job: Job, nodes: Nodes, stopping: Callable[[], bool]) -> None:
+    def __init__(self, job: RayJob, nodes: Nodes, stopping: Callable[[], bool]) -> None:
         """Prepare an attempt. Once ``stopping()`` is true, ranks are asked to save a checkpoint and end."""
         self._job, self._nodes, self._stopping = job, nodes, stopping
         self._statuses: dict[int, int | None] = {}

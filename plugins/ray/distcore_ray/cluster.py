@@ -13,7 +13,7 @@ import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
 
 from distcore import ConfigError
-from distcore_ray.job import Job
+from distcore_ray.job import RayJob
 
 PATIENCE = 10
 """Seconds to wait for a placement group. Ray counts a lost node as alive for up to a minute."""
@@ -61,7 +61,7 @@ def alive_nodes() -> frozenset[str]:
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
-def reserve(job: Job, stopping: Callable[[], bool]) -> Nodes | None:
+def reserve(job: RayJob, stopping: Callable[[], bool]) -> Nodes | None:
     """Reserve as many free nodes as possible, up to ``job.most``; return ``None`` with fewer than ``job.least``.
 
     Waits for ``nodes_timeout(job)`` seconds, and ends early once ``stopping()`` is true.
@@ -78,7 +78,7 @@ def reserve(job: Job, stopping: Callable[[], bool]) -> Nodes | None:
     return None
 
 
-def nodes_timeout(job: Job) -> float:
+def nodes_timeout(job: RayJob) -> float:
     """Return the number of seconds to wait for nodes."""
     return max(job.patience, LEAST)
 

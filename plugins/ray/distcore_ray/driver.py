@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from distcore import ConfigError
 from distcore_ray.attempt import Attempt, Outcome
 from distcore_ray.cluster import connect, nodes_timeout, reserve
-from distcore_ray.job import Job, read_job
+from distcore_ray.job import RayJob, read_job
 
 STOPPED = 143
 """Exit status after SIGTERM or Ctrl-C, when ranks have saved a checkpoint."""
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
-def run(job: Job, stop: threading.Event) -> int:
+def run(job: RayJob, stop: threading.Event) -> int:
     """Start all ranks, and restart them if allowed; return the exit status."""
     restarts, before, outcome = 0, frozenset[str](), Outcome("failed")
     while not stop.is_set():

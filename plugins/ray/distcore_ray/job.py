@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RayJob:
     """A run on a Ray cluster."""
 
     address: str
@@ -39,7 +39,7 @@ class Job:
         return self.least < self.most
 
 
-def read_job(argv: Sequence[str]) -> Job:
+def read_job(argv: Sequence[str]) -> RayJob:
     """Parse a command line of ``RayLauncher.plan`` into a job."""
     parser = argparse.ArgumentParser(prog="python -m distcore_ray.driver", allow_abbrev=False)
     parser.add_argument("--address", default="auto")
@@ -52,7 +52,7 @@ def read_job(argv: Sequence[str]) -> Job:
     parser.add_argument("words", nargs="+")
     given = parser.parse_args(argv)
     least, _, most = given.nodes.partition(":")
-    return Job(
+    return RayJob(
         address=given.address,
         least=int(least),
         most=int(most),

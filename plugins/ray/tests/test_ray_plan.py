@@ -16,7 +16,7 @@ import pytest
 from distcore import ConfigError
 from distcore.launchers import Here, Host, Spec
 from distcore_ray.actor import Rank, RankAddress, rank_environment, variables_of
-from distcore_ray.job import Job, read_job
+from distcore_ray.job import RayJob, read_job
 from distcore_ray.launcher import RayLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
@@ -45,7 +45,7 @@ def test_the_plan_is_the_command_of_the_driver() -> None:
 
 def test_the_driver_reads_what_the_plan_says() -> None:
     (command,) = RayLauncher().plan(replace(SPEC, **ELASTIC)).commands
-    assert read_job(command.words[3:]) == Job(
+    assert read_job(command.words[3:]) == RayJob(
         address="host0:6379", least=1, most=2, nproc=2, gpus=True, max_restarts=3, patience=20,
         variables={"NCCL_DEBUG": "INFO", "A": "b c", "DISTCORE_LOG_DIR": "/logs"}, folder=os.getcwd(),
         words=("-m", "distcore", "train", "c.yaml", "--lr", "0.1", "--set", "nproc=auto", "--set", "max_restarts=0"),

@@ -27,7 +27,7 @@ from distcore.plugin.task.task import Datasets
 from distcore.resolve import strategies
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 
 SHARED: dict[str, Any] = {
     "global_batch_size": 8, "micro_batch_size": 4, "lr": 0.01, "max_steps": 4, "save_every": 2, "log_level": "error",
@@ -82,7 +82,7 @@ def scaled() -> dict[str, Any]:
     return {"before": 2.0**127, "after": ready.scaler.get_scale(), "stepped": stepped}
 
 
-class Watched(Rows):
+class Watched(RandomRows):
     """Rows that record their reads: the order, and simultaneous ones."""
 
     read: list[list[int]] = []

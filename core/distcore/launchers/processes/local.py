@@ -55,7 +55,7 @@ CAN_SEE_DEATHS = hasattr(os, "waitid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
+class _Launch:
     entry: Callable[[], object]
     """The function of each rank."""
     nproc: int
@@ -89,7 +89,7 @@ def run_ranks(
         raise ConfigError(f"--nproc {nproc}: ranks cannot be started on Windows; use --nproc 1, or WSL")
     drop_leftover_group()
     with ExitStack() as stack:
-        job = _Job(
+        job = _Launch(
             entry=partial(fn, *args),
             nproc=nproc,
             errors=stack.enter_context(errors_folder(errors)),
@@ -126,7 +126,7 @@ def _run_in_thread(work: Callable[[], T], stop: threading.Event) -> T:
         thread.join()
 
 
-def _supervise(job: _Job) -> list[Any]:
+def _supervise(job: _Launch) -> list[Any]:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
         stack.enter_context(silence_torchelastic())
@@ -149,7 +149,7 @@ def _supervise(job: _Job) -> list[Any]:
             del store  # else a traceback keeps it alive, and a rank of the next launch crashes when it frees it
 
 
-def _start_ranks(job: _Job, port: int) -> PContext:
+def _start_ranks(job: _Launch, port: int) -> PContext:
     arguments = (job.entry, job.errors, job.records, os.getpid())
     method = start_method()
     if method == "spawn":
@@ -164,7 +164,7 @@ def _start_ranks(job: _Job, port: int) -> PContext:
     )
 
 
-def _wait(job: _Job, ranks: PContext) -> list[Any]:
+def _wait(job: _Launch, ranks: PContext) -> list[Any]:
     """Return the results in rank order, or raise the error of the rank that caused the failure."""
     pids = ranks.pids()
     deadline = job.deadline
@@ -208,7 +208,7 @@ def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
     return dead
 
 
-def _wait_for_culprit(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
+def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
     """Return all failures. If so far only ranks that lost a peer have failed, wait for the cause first."""
     deadline = time.monotonic() + WAIT_FOR_CULPRIT
     while all(failure.kind == "lost" for failure in _failures(job, dead)) and time.monotonic() < deadline:
@@ -219,14 +219,14 @@ def _wait_for_culprit(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> 
     return _failures(job, _exit_codes(pids))
 
 
-def _failures(job: _Job, dead: dict[int, int]) -> list[Failure]:
+def _failures(job: _Launch, dead: dict[int, int]) -> list[Failure]:
     """Return the recorded failures of ranks, and the exit codes of dead ranks without a record."""
     recorded = read_failures(job.records)
     silent = [_failure_from_exit_code(job, rank, code) for rank, code in dead.items() if rank not in recorded]
     return [*recorded.values(), *silent]
 
 
-def _failure_from_exit_code(job: _Job, rank: int, code: int) -> Failure:
+def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
     if code >= 0:
         cause = f"exited with {code} before its work was done"
         if is_finished(job.records, rank):
@@ -238,7 +238,7 @@ def _failure_from_exit_code(job: _Job, rank: int, code: int) -> Failure:
     return Failure(rank=rank, kind="signal", cause=f"killed by {name}{hint}", when=time.time())
 
 
-def _raise_for(job: _Job, failures: list[Failure]) -> None:
+def _raise_for(job: _Launch, failures: list[Failure]) -> None:
     failure = culprit(failures)
     if job.sigterm_received.is_set() and failure.raised is None:  # SIGTERM came where the rank could not stop in order
         raise SystemExit(128 + signal.SIGTERM)

@@ -26,7 +26,7 @@ class TaskSpec:
     """The methods of a task, to read and to look up. No class inherits from it.
 
     A DistcoreError from a method ends the run in one line; any other exception is a failure with a traceback. The
-    examples together are a task, and a test trains it. In them ``Rows`` is a ``Dataset`` of made-up rows,
+    examples together are a task, and a test trains it. In them ``RandomRows`` is a ``Dataset`` of made-up rows,
     ``Classifier`` a model of token embeddings, and ``F`` is ``torch.nn.functional``.
 
     Attributes are optional as well: ``metrics``, each metric with ``"min"`` or ``"max"`` (default: the loss),
@@ -54,7 +54,7 @@ class TaskSpec:
         Example::
 
             def prepare(self, config: RunConfig) -> Datasets:
-                train, held_out = Rows(50, seed=config.seed), Rows(11, seed=1)
+                train, held_out = RandomRows(50, seed=config.seed), RandomRows(11, seed=1)
                 return Datasets(train=train, evaluation=held_out, test=held_out, facts={"classes": 4})
         """
         raise NotImplementedError
@@ -170,7 +170,7 @@ class TaskSpec:
         Example::
 
             def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-                none = Rows(0, seed=0)
+                none = RandomRows(0, seed=0)
                 return Datasets(train=none, evaluation=none, test=none)
         """
         raise NotImplementedError
@@ -365,6 +365,6 @@ class TaskSpec:
         Example::
 
             def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-                return Rows(len(rows.records), seed=rows.start)
+                return RandomRows(len(rows.records), seed=rows.start)
         """
         raise NotImplementedError

@@ -13,7 +13,7 @@ from distcore.errors import AgreementError
 from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, FORWARD, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.reference import build_untrained
 from distcore.testing.register import law
 
@@ -90,7 +90,7 @@ def sum_over_ranks(lab: Lab) -> Measured:
 
 def _error(job: Job, size: int) -> float:
     """Return the largest difference from a plain forward pass; infinite if rows are lost, doubled or out of order."""
-    dataset = Rows(size, seed=2)
+    dataset = RandomRows(size, seed=2)
     job = replace(job, data=replace(job.data, evaluation=dataset))
     try:
         evaluation = job.evaluate()
@@ -105,7 +105,7 @@ def _error(job: Job, size: int) -> float:
 
 
 @torch.no_grad()
-def _plain(job: Job, dataset: Rows) -> dict[str, Tensor]:
+def _plain(job: Job, dataset: RandomRows) -> dict[str, Tensor]:
     module = build_untrained(job.task, job.run.config, job.data).eval()
     return job.task.outputs(module, dataset.batch(np.arange(len(dataset))))
 

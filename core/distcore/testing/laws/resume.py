@@ -14,7 +14,7 @@ from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.task import Datasets
 from distcore.testing.findings import EXACT, FP32, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
-from distcore.testing.problem import Problem, Rows
+from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.reference import apart
 from distcore.testing.register import law
 
@@ -77,11 +77,11 @@ def _job(lab: Lab) -> Job:
     return lab.job(problem, data=Datasets(train=counted, evaluation=data.evaluation, test=data.test), **CHANGES)
 
 
-class Counted(Rows):
+class Counted(RandomRows):
     """A dataset that records the rows that are read."""
 
     def __init__(self, rows: int) -> None:
-        """Make up ``rows`` sequences, as ``Rows`` does."""
+        """Make up ``rows`` sequences, as ``RandomRows`` does."""
         super().__init__(rows)
         self.read: list[int] = []
         """Numbers of the rows that were read, in order; a row counts again each time."""

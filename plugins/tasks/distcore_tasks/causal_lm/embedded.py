@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from distcore_tasks.causal_lm.rows import Rows, check_rows
+from distcore_tasks.causal_lm.rows import TextRows, check_rows
 from distcore_tasks.shared import stdlib
 
 FORMAT = 1
@@ -23,12 +23,12 @@ _LENGTHS = range(12, 200)
 """Lengths, in characters, of the prompts and completions that are kept."""
 
 
-def stdlib_source() -> Rows:
+def stdlib_source() -> TextRows:
     """Return the source files as documents."""
     return check_rows("dataset stdlib-source", "documents", ((text,) for text in stdlib.documents()))
 
 
-def stdlib_help() -> Rows:
+def stdlib_help() -> TextRows:
     """Return the first line of each documented function and class with the first paragraph of its docstring."""
     pairs = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
     kept = ((prompt, text) for prompt, text in pairs.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
@@ -37,7 +37,7 @@ def stdlib_help() -> Rows:
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
+EMBEDDED: dict[str, Callable[[], TextRows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from distcore import DataError, ModelError
 from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import Rows
+from distcore_tasks.causal_lm.rows import TextRows
 from distcore_tasks.shared.splits import Part
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
@@ -20,7 +20,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and a bool for each that is a target; both have shape ``(tokens,)``."""
 
 
-def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
+def encode(part: Part[TextRows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
     """Write the tokens of all rows into ``folder``, the new folder of a dataset.
 
     Returns the memory-mapped arrays, and the number of rows that were cut to ``max_seq_len``. Raises DataError or
@@ -32,7 +32,7 @@ def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Pat
     return _write_cut(part, rows, options.max_seq_len, folder)
 
 
-def _documents(part: Part[Rows], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
+def _documents(part: Part[TextRows], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
     end = _end(tokenizer) if options.end_documents else []
     for tokens in token_lists(tokenizer, part.values(), special=True):
@@ -52,7 +52,7 @@ def _write_blocks(documents: Iterator[np.ndarray], options: CausalOptions, folde
     return finish_sequences(folder, starts, lengths)
 
 
-def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
+def _prompts(part: Part[TextRows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield each prompt with its completion and the end token. Completion and end token are targets."""
     end = _end(tokenizer)
     for pairs in chunks(part.values()):
@@ -93,7 +93,7 @@ def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
     return text
 
 
-def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
+def _conversations(part: Part[TextRows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield each conversation, formatted by the chat template. The assistant's answers are targets."""
     check_template(part.rows.name, tokenizer)
     if not tokenizer.is_fast:
@@ -110,7 +110,9 @@ def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
         yield np.asarray(encoded["input_ids"], np.int32), counted
 
 
-def _as_text(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+def _as_text(
+    part: Part[TextRows], place: int, messages: list[Any], tokenizer: Any
+) -> tuple[str, list[tuple[int, int]]]:
     """Return the conversation as text, and the span of each answer in it, end token included."""
     try:
         whole = apply_template(tokenizer, messages, prompt=False)
@@ -127,7 +129,7 @@ def _as_text(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) 
     return whole, spans
 
 
-def _write_cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
+def _write_cut(part: Part[TextRows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
     """Cut each row to ``length`` input tokens, and write it. Raises DataError if no token of the answer is left."""
     sizes, cut = array("q"), 0
     with SequenceFiles(folder) as files:

@@ -12,7 +12,7 @@ from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import encode
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import Rows, read_rows, texts_of
+from distcore_tasks.causal_lm.rows import TextRows, read_rows, texts_of
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
@@ -70,7 +70,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     return tokenizer, {"facts": facts, "form": parts["train"].rows.form}
 
 
-def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
+def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
     """Return the datasets by name. Raises DataError if their forms differ."""
     parts = read_parts(options, lambda source: _rows(source, options), seed)
     first = parts["train"].rows
@@ -81,11 +81,11 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
     return parts
 
 
-def _rows(source: str, options: CausalOptions) -> Rows:
+def _rows(source: str, options: CausalOptions) -> TextRows:
     return read_source(source, EMBEDDED, lambda path: read_rows(path, options))
 
 
-def _make_tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
+def _make_tokenizer(options: CausalOptions, train: Part[TextRows]) -> Any:
     if not options.from_scratch:
         return set_pad_token(load_tokenizer(options.model, options.model_folder()))
     from distcore_tasks.causal_lm.vocabulary import train_tokenizer
@@ -93,7 +93,7 @@ def _make_tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
     return train_tokenizer(texts_of(train.values()), options.tokenizer.vocab_size)
 
 
-def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
+def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:
     """Return the facts of one dataset for the report."""
     return {
         "documents" if part.rows.form == "documents" else "conversations": len(part.numbers),

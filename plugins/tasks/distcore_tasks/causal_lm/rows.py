@@ -25,7 +25,7 @@ GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COL
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TextRows:
     """Rows in file order."""
 
     name: str
@@ -48,14 +48,14 @@ def texts_of(values: Iterable[Any]) -> Iterator[str]:
             yield from (part if isinstance(part, str) else part["content"] for part in value)
 
 
-def read_rows(source: Source, options: CausalOptions) -> Rows:
+def read_rows(source: Source, options: CausalOptions) -> TextRows:
     """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
     check_source(source)
     name = source_name(source)
     form = _detect_form(source, options.columns) if options.form == "auto" else options.form
     asked = _column_names(COLUMNS[form], options.columns)
     return _require_rows(
-        Rows(name, form, read_values(source, lambda: _checked(name, form, read_records(source, asked))))
+        TextRows(name, form, read_values(source, lambda: _checked(name, form, read_records(source, asked))))
     )
 
 
@@ -66,12 +66,12 @@ def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
     return _column_names(GIVEN[form], options.columns)
 
 
-def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Rows:
+def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> TextRows:
     """Return checked records. Raises DataError with a message that starts with ``name``."""
-    return _require_rows(Rows(name, form, list(_checked(name, form, records))))
+    return _require_rows(TextRows(name, form, list(_checked(name, form, records))))
 
 
-def _require_rows(rows: Rows) -> Rows:
+def _require_rows(rows: TextRows) -> TextRows:
     if not len(rows):
         raise DataError(f"{rows.name}: holds no rows")
     return rows

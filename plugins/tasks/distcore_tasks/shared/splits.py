@@ -14,7 +14,7 @@ from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.options import TaskOptions
 
 
-class Rows(Protocol):
+class SourceRows(Protocol):
     """Rows in file order."""
 
     @property
@@ -28,7 +28,7 @@ class Rows(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=SourceRows)
 
 
 @dataclass(frozen=True, slots=True)

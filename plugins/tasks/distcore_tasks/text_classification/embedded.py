@@ -36,7 +36,7 @@ from typing import Any
 from distcore.data import cached_folder
 from distcore_tasks.shared import stdlib
 from distcore_tasks.text_classification.options import Columns
-from distcore_tasks.text_classification.rows import Rows, check_rows
+from distcore_tasks.text_classification.rows import LabeledTexts, check_rows
 
 FORMAT = 2
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
@@ -66,19 +66,19 @@ _LENGTHS = range(40, 1001)
 """Lengths, in characters, of the paragraphs that are kept."""
 
 
-def stdlib_docs() -> Rows:
+def stdlib_docs() -> LabeledTexts:
     """Return the rows, from the cache if it has them. Collecting them takes some seconds."""
     return check_rows("dataset stdlib-docs", _cached("stdlib-docs", collect))
 
 
-def stdlib_pairs() -> Rows:
+def stdlib_pairs() -> LabeledTexts:
     """Return the rows of two texts each, from the cache if it has them."""
     return check_rows("dataset stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
 
 
 MADE_FROM = (FORMAT, SUBJECTS)
 """Everything that the rows depend on, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
+EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 

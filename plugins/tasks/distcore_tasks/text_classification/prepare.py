@@ -21,7 +21,7 @@ from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
 from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.text_classification.rows import Rows, read_rows
+from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 
 CACHED = CachedDatasets(kind="tokens", version=9, embedded=EMBEDDED, made_from=MADE_FROM)
 
@@ -50,7 +50,7 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     return _open(CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed)), options)
 
 
-def _rows(source: str, options: TextOptions) -> Rows:
+def _rows(source: str, options: TextOptions) -> LabeledTexts:
     columns, problem = options.used_columns, options.problem
     rows = read_source(source, EMBEDDED, lambda path: read_rows(path, columns, problem))
     if source in EMBEDDED:
@@ -66,7 +66,7 @@ def _rows(source: str, options: TextOptions) -> Rows:
 class _Part:
     """The rows of one dataset."""
 
-    rows: Rows
+    rows: LabeledTexts
     """All rows of the source."""
     numbers: np.ndarray
     """Numbers of this part's rows, int64, ascending, from 0."""

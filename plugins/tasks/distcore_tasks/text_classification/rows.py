@@ -19,7 +19,7 @@ SINGLE_LABEL = PROBLEMS["single_label"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LabeledTexts:
     """Texts and their labels, in file order."""
 
     name: str
@@ -41,7 +41,7 @@ class Rows:
         return row_places(rows)
 
 
-def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> Rows:
+def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
     """Read a file or split with text, label and, if ``columns`` names them, second text and id of each row.
 
     Raises DataError with the row, counted from 1 without a header, its problem and the remedy.
@@ -51,7 +51,7 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
     return _rows(name, records, columns, problem, csv=data_format(source) == ".csv")
 
 
-def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> Rows:  # noqa: B008
+def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> LabeledTexts:  # noqa: B008
     """Return checked records with one class each. Raises DataError with a message that starts with ``name``."""
     return _rows(name, list(_checked(name, records, columns)), columns, SINGLE_LABEL)
 
@@ -65,7 +65,7 @@ def _checked(name: str, records: Iterable[tuple[object, ...]], columns: Columns)
         yield record
 
 
-def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem, *, csv: bool = False) -> Rows:
+def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem, *, csv: bool = False) -> LabeledTexts:
     """Check labels, and return the records as rows. Keeps only labels and ids in memory."""
     if not len(records):
         raise DataError(f"{name}: holds no rows")
@@ -83,7 +83,7 @@ def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem
         return LazyValues(lambda: (str(record[places[column]]) for record in records), len(records))
 
     seconds = texts("text_pair") if "text_pair" in places else None
-    return Rows(name, texts("text"), labels, columns_read.get("id"), seconds)
+    return LabeledTexts(name, texts("text"), labels, columns_read.get("id"), seconds)
 
 
 def columns_of(columns: Columns, labeled: bool = True) -> list[str]:

@@ -21,7 +21,7 @@ from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
 from distcore_tasks.text_classification.encode import Encoded
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.prepare import prepare_text
-from distcore_tasks.text_classification.rows import Rows
+from distcore_tasks.text_classification.rows import LabeledTexts
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -121,18 +121,18 @@ def test_rows_that_are_all_alone_in_their_class_cannot_be_split():
 
 def test_one_class_only_is_refused():
     with pytest.raises(DataError, match="x: all 2 rows have the label 'a': a classifier needs at least 2 classes"):
-        distinct_labels(Rows("x", ["t", "u"], ["a", "a"]))
+        distinct_labels(LabeledTexts("x", ["t", "u"], ["a", "a"]))
 
 
 def test_integer_classes_sort_as_numbers():
-    assert distinct_labels(Rows("x", ["t"] * 3, [10, 9, 1])) == [1, 9, 10]
+    assert distinct_labels(LabeledTexts("x", ["t"] * 3, [10, 9, 1])) == [1, 9, 10]
 
 
 def test_a_label_that_training_lacks_is_refused_with_its_row():
     with pytest.raises(
         DataError, match="x, row 2: label 7 is out of range: no training row has it; training has: 0, 1"
     ):
-        encode_labels(Rows("x", ["t", "u"], [1, 7]), ["0", "1"])
+        encode_labels(LabeledTexts("x", ["t", "u"], [1, 7]), ["0", "1"])
 
 
 def test_files_for_evaluation_and_test_override_the_split(options, tmp_path):

@@ -5,7 +5,7 @@ from data_cases import TEXTS, write
 
 from distcore.errors import DataError
 from distcore_tasks.text_classification.options import Columns
-from distcore_tasks.text_classification.rows import Rows, read_rows
+from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 
 COLUMNS = Columns()
 
@@ -59,4 +59,4 @@ def test_a_bad_row_is_one_line_that_names_the_file(tmp_path, name, content, mess
 
 
 def test_rows_have_a_length():
-    assert len(Rows("x", ["a", "b"], [0, 1])) == 2
+    assert len(LabeledTexts("x", ["a", "b"], [0, 1])) == 2

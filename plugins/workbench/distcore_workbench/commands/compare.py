@@ -76,11 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be at least {least}")
     # Imported late: --help and wrong flags must not wait for torch.
     from distcore_workbench.compare import comparison
-    from distcore_workbench.compare.comparison_rows import Request
+    from distcore_workbench.compare.comparison_rows import CompareRequest
 
     given = vars(arguments) | {"config": next(iter(arguments.paths), None)}
-    asked = {field.name: given[field.name] for field in fields(Request) if field.name in given}
-    return comparison.run(Request(**asked | {"changes": changes_of(arguments), "out": arguments.folder}))
+    asked = {field.name: given[field.name] for field in fields(CompareRequest) if field.name in given}
+    return comparison.run(CompareRequest(**asked | {"changes": changes_of(arguments), "out": arguments.folder}))
 
 
 def _compare_runs(arguments: argparse.Namespace) -> int:

@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore_workbench.planning import plan_table
     from distcore_workbench.planning.byte_sizes import parse_size
     from distcore_workbench.planning.plan import make_plan
-    from distcore_workbench.planning.request import Request
+    from distcore_workbench.planning.request import PlanRequest
 
     devices = {size.strip(): parse_size(size) for size in arguments.device_memory.split(",") if size.strip()}
-    request = Request(
+    request = PlanRequest(
         config=arguments.config,
         changes=changes_of(arguments),
         strategies=arguments.strategies,
@@ -88,9 +88,9 @@ def advice(file: str | None, changes: Mapping[str, Any], config: RunConfig) -> s
     ``config`` is resolved; ``file`` and ``changes`` are what it was read from.
     """
     from distcore_workbench.planning.out_of_memory import advice
-    from distcore_workbench.planning.request import Request
+    from distcore_workbench.planning.request import PlanRequest
 
-    return advice(Request(config=file, changes=changes, strategies="", ranks=[int(config.nproc)]), config)
+    return advice(PlanRequest(config=file, changes=changes, strategies="", ranks=[int(config.nproc)]), config)
 
 
 def advice_in_a_rank(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:

@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--set {given}: trials have a folder of their own; leave it out")
     # The threads of trials see for themselves whether cores are idle: in here nothing computes.
     from distcore_workbench.tuning import tune
-    from distcore_workbench.tuning.candidates import Request
+    from distcore_workbench.tuning.candidates import TuneRequest
 
     return tune.run(
-        Request(
+        TuneRequest(
             config=arguments.config,
             changes=changes,
             budget=budget,

@@ -16,7 +16,7 @@ from distcore import ConfigError, RankError
 from distcore.files import strict_json
 from distcore.jobs import crowding_warning, distance, find, foreign_load, set_up_logging
 from distcore_workbench.compare.comparison_page import page
-from distcore_workbench.compare.comparison_rows import Request, Row, rows_of
+from distcore_workbench.compare.comparison_rows import CompareRequest, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
 from distcore_workbench.compare.runs import Failed, profile_run, time_run
@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = logging.getLogger("distcore")
 
 
-def run(request: Request) -> int:
+def run(request: CompareRequest) -> int:
     """Compare, and return the exit code: 0, or 3 if a row failed. Raises DistcoreError."""
     load = foreign_load()  # before anything else: our own runs are load, too
     out = free_folder(request.out)
@@ -47,7 +47,7 @@ def run(request: Request) -> int:
     return RankError.exit_code if any(entry.failed for entry in entries) else 0
 
 
-def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
+def measure(entries: Sequence[Entry], reference: str, request: CompareRequest) -> None:
     """Run every row that can run, round by round; then measure distances and communication, apart from the times."""
     for number, entry in schedule(entries, request.rounds, request.interleave):
         if entry.runs:
@@ -75,7 +75,7 @@ def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
             yield f"row {row.name!r}: {warning}"
 
 
-def _about(request: Request, load: float | None) -> Facts:
+def _about(request: CompareRequest, load: float | None) -> Facts:
     """Return how the comparison was made, for compare.json. ``load``: of other programs when it began, if too much."""
     made: Facts = {"command": command_line(), "rounds": request.rounds, "interleaved": request.interleave}
     return made | {"foreign_load": load}

@@ -26,7 +26,7 @@ LAWS = ("order", "gradient", "clipping", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request(JobRequest):
+class CompareRequest(JobRequest):
     """The flags of ``distcore compare``."""
 
     strategies: str
@@ -73,7 +73,7 @@ class Row:
     """Laws that the strategy declares not to keep, with its reasons."""
 
 
-def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
+def rows_of(request: CompareRequest, out: Path) -> tuple[list[Row], str]:
     """Return the rows, and the name of the reference row; raises DistcoreError before anything has started."""
     refuse_ranks("compare")
     requested = parse_rows(request.strategies, request.row)
@@ -187,7 +187,7 @@ def _settings(words: list[str], name: str) -> dict[str, Any]:
     return parse_settings(words)
 
 
-def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) -> Row:
+def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: Path) -> Row:
     """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if such rows are skipped."""
     config = load_config(request.config, _changes(request, settings))
     try:
@@ -212,7 +212,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
     )
 
 
-def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
+def _changes(request: CompareRequest, settings: dict[str, Any]) -> dict[str, Any]:
     """Merge flags and the row's own settings. Strategy options of the file go to rows with the file's strategy only."""
     in_file = load_config(request.config, {}).strategy.partition(":")[0] if request.config else None
     reset: dict[str, Any] = {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}

@@ -13,7 +13,7 @@ from typing import Any
 from distcore import DistcoreError, load_config
 from distcore.jobs import resolve
 from distcore_workbench.planning.out_of_memory import advice
-from distcore_workbench.planning.request import Request
+from distcore_workbench.planning.request import PlanRequest
 
 OF_RANKS = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|PET_|SLURM_|PMI|OMPI_|MV2_|MPI_|HYDRA_|DISTCORE_LAUNCHER)"
@@ -45,6 +45,8 @@ def answer() -> None:
     changes = asked["changes"] | {"nproc": asked["ranks"]}
     try:
         config = resolve(load_config(asked["file"], changes)).config
-        print(advice(Request(config=asked["file"], changes=changes, strategies="", ranks=[int(config.nproc)]), config))
+        print(
+            advice(PlanRequest(config=asked["file"], changes=changes, strategies="", ranks=[int(config.nproc)]), config)
+        )
     except DistcoreError as error:
         sys.exit(str(error))

@@ -9,10 +9,10 @@ from distcore.jobs import strategies
 from distcore_workbench.planning.available import available_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.plan import Row, make_plan
-from distcore_workbench.planning.request import Request
+from distcore_workbench.planning.request import PlanRequest
 
 
-def advice(request: Request, config: RunConfig) -> str:
+def advice(request: PlanRequest, config: RunConfig) -> str:
     """Return the end of an error line: needed and available memory, as far as known, and the next setting to try.
 
     ``request`` asks for the row of ``config``, which is resolved.

@@ -31,8 +31,8 @@ from distcore.jobs import (
 )
 from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
-from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolve_for, shards_of
-from distcore_workbench.planning.step import Job, trace
+from distcore_workbench.planning.request import PlanRequest, Ranks, is_one_process, resolve_for, shards_of
+from distcore_workbench.planning.step import TracedJob, trace
 from distcore_workbench.planning.timeline import KINDS, Step
 
 
@@ -73,7 +73,7 @@ class _Model:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class MemoryPlan:
     """The result of ``distcore plan``."""
 
     model: str
@@ -92,7 +92,7 @@ class Plan:
     """In the order of the strategies, then of the numbers of ranks."""
 
 
-def make_plan(request: Request) -> Plan:
+def make_plan(request: PlanRequest) -> MemoryPlan:
     """Return the plan; starts nothing and builds no weights. Raises DistcoreError, one line.
 
     A strategy that cannot run the job, or does not say what it holds, is a row with the reason.
@@ -109,7 +109,7 @@ def make_plan(request: Request) -> Plan:
         for name in names
         for ranks in ([Ranks(1, 1)] if is_one_process(request, name) else all_ranks)
     ]
-    return Plan(
+    return MemoryPlan(
         model=type(meta_model).__name__,
         parameters=sum(p.numel() for p in meta_model.parameters()),
         trained=sum(p.numel() for p in footprint.trained(meta_model)),
@@ -132,7 +132,7 @@ def _model(alone: Resolved) -> _Model:
     return _Model(task=task, data=data, meta_model=meta_model)
 
 
-def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
+def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
     row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
     with ranks.tell_strategies():
         try:
@@ -169,7 +169,7 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
         batch, values = longest(config, model.data.train, shards_of(one.capabilities, row.ranks))
         stand_in = strategy.traced()
         most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsExtraTensors) else row.ranks
-        job = Job(
+        job = TracedJob(
             config=_of_fewer(config, most),
             task=model.task,
             meta_model=model.meta_model,

@@ -9,7 +9,7 @@ from distcore_workbench.pages.document import document, plot_places
 from distcore_workbench.pages.figures import Bar, Figure, bars
 from distcore_workbench.pages.tables import html_table, remark_list
 from distcore_workbench.planning.byte_sizes import format_size
-from distcore_workbench.planning.plan import Plan, Row
+from distcore_workbench.planning.plan import MemoryPlan, Row
 from distcore_workbench.planning.plan_table import HEADINGS, cells, remarks
 from distcore_workbench.planning.timeline import KINDS, Moment
 
@@ -18,7 +18,7 @@ COLORS = dict(zip(KINDS, ("--a", "--b", "--c", "--e"), strict=True))
 MEBIBYTE = 2**20
 
 
-def page(plan: Plan, devices: Mapping[str, int], command: str) -> str:
+def page(plan: MemoryPlan, devices: Mapping[str, int], command: str) -> str:
     """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes, ``command`` what made it."""
     known = [row for row in plan.rows if row.memory is not None]
     about = f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained; a checkpoint has "

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from distcore.jobs import memory_overhead
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.planning.byte_sizes import format_size
-from distcore_workbench.planning.plan import Plan, Row
+from distcore_workbench.planning.plan import MemoryPlan, Row
 
 HEADINGS = (
     "strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "activations", "peak", "peak in",
@@ -18,7 +18,7 @@ HEADINGS = (
 UNKNOWN = "–"
 
 
-def show(plan: Plan, devices: Mapping[str, int]) -> None:
+def show(plan: MemoryPlan, devices: Mapping[str, int]) -> None:
     """Print the plan; ``devices`` are the sizes to fit into, in bytes, as the user wrote them."""
     console = stdout_console()
     say(console, f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained")
@@ -37,7 +37,7 @@ def show(plan: Plan, devices: Mapping[str, int]) -> None:
             say(console, f"{row.strategy} on {row.world} rank(s): not known: {row.reason}")
 
 
-def remarks(plan: Plan) -> list[str]:
+def remarks(plan: MemoryPlan) -> list[str]:
     """Return the lines below the table: the subject of the figures, and unknown ones."""
     lines = ["per rank; sent: in a step of one micro-batch"]
     batches = list(dict.fromkeys(row.batch for row in plan.rows if row.batch is not None))
@@ -55,7 +55,7 @@ def remarks(plan: Plan) -> list[str]:
     return lines
 
 
-def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
+def as_json(plan: MemoryPlan, devices: Mapping[str, int]) -> str:
     """Return the plan as JSON: all sizes in bytes; ``beside``: what the device needs beside tensors, in words."""
     tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": memory_overhead(plan.device)}
     for entry, row in zip(tree["rows"], plan.rows, strict=True):

@@ -44,7 +44,7 @@ class Ranks(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request(JobRequest):
+class PlanRequest(JobRequest):
     """The flags of ``distcore plan``."""
 
     strategies: str
@@ -67,7 +67,7 @@ class Request(JobRequest):
         return list(dict.fromkeys(Ranks(nodes * ranks, nodes) for nodes, ranks in product(self.nodes, self.ranks)))
 
 
-def _load(request: Request, strategy: str) -> RunConfig:
+def _load(request: PlanRequest, strategy: str) -> RunConfig:
     """Return the config with another strategy; the file's options of a strategy are for that one only."""
     given = request.load().strategy
     own = given.partition(":")[0] == strategy.partition(":")[0]
@@ -76,7 +76,7 @@ def _load(request: Request, strategy: str) -> RunConfig:
     return load_config(request.config, reset | options | {"strategy": strategy})
 
 
-def is_one_process(request: Request, strategy: str) -> bool:
+def is_one_process(request: PlanRequest, strategy: str) -> bool:
     """Return True for a strategy that trains in one process, whatever the number of ranks."""
     try:
         return strategies.of(_load(request, strategy)).capabilities.processes == "one"
@@ -84,7 +84,7 @@ def is_one_process(request: Request, strategy: str) -> bool:
         return False  # each of its rows says why
 
 
-def resolve_for(request: Request, strategy: str, ranks: int) -> Resolved:
+def resolve_for(request: PlanRequest, strategy: str, ranks: int) -> Resolved:
     """Resolve the config for so many ranks, which this machine need not have room for.
 
     Raises DistcoreError, one line.

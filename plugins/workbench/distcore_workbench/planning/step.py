@@ -62,7 +62,7 @@ class _Phases:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class TracedJob:
     """The traced job: a task's model and its longest micro-batch."""
 
     config: RunConfig
@@ -82,7 +82,7 @@ class Job:
         return (False, False, True)[-min(3, self.micro_batches) :]
 
 
-def trace(job: Job, stand_in: object) -> Step:
+def trace(job: TracedJob, stand_in: object) -> Step:
     """Return the memory of a step, the second or a later one; raises ConfigError, one line, if it cannot be traced.
 
     ``stand_in`` is what a strategy that ``TracesStep`` returned.
@@ -106,7 +106,12 @@ def trace(job: Job, stand_in: object) -> Step:
 
 
 def _trace(
-    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, phases: _Phases, apart: HoldsExtraTensors | None
+    job: TracedJob,
+    hooks: Hooks,
+    storages: Storages,
+    module: nn.Module,
+    phases: _Phases,
+    apart: HoldsExtraTensors | None,
 ) -> Step:
     run = _build_run(job, hooks, module)
     assert run.optimizer is not None
@@ -127,7 +132,7 @@ def _trace(
     return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
 
 
-def _passes(job: Job, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
+def _passes(job: TracedJob, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
     """Run the loop's own passes; return where each begins in the list of changed storages, and where the step does."""
     phases.marks = []
     autocast = autocast_for(job.config, hooks.capabilities, run.world)
@@ -139,7 +144,7 @@ def _passes(job: Job, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int
     return phases.marks
 
 
-def _build_run(job: Job, hooks: Hooks, module: nn.Module) -> Run:
+def _build_run(job: TracedJob, hooks: Hooks, module: nn.Module) -> Run:
     """Return the run with its model as the strategy has it, ready to step."""
     config, ranks = job.config, int(job.config.nproc)
     shards = max(1, ranks // hooks.capabilities.ranks_per_shard)

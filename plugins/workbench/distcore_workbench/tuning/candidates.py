@@ -23,7 +23,7 @@ log = logging.getLogger("distcore")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request(JobRequest):
+class TuneRequest(JobRequest):
     """A job to tune: the flags of ``distcore tune``."""
 
     budget: float
@@ -38,7 +38,7 @@ class Request(JobRequest):
     """The folder to write to; ``None``: a new one under runs/."""
 
 
-def requested_strategies(request: Request) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def requested_strategies(request: TuneRequest) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield name and options of the strategies to try. Raises DistcoreError, one line, for a bad name of the user's."""
     if not request.strategies:
         for name in offers("strategies"):
@@ -50,7 +50,7 @@ def requested_strategies(request: Request) -> Iterator[tuple[str, Mapping[str, A
 
 
 def families_of(
-    request: Request,
+    request: TuneRequest,
     named: Sequence[tuple[str, Mapping[str, Any]]],
     base: RunConfig,
     resolved: RunConfig,
@@ -82,7 +82,7 @@ def families_of(
     yield from (family for _, family in sorted(by_traffic, key=lambda pair: pair[0]))
 
 
-def _memory(request: Request, setting: Setting, meta_model: nn.Module | None) -> tuple[Memory, str] | None:
+def _memory(request: TuneRequest, setting: Setting, meta_model: nn.Module | None) -> tuple[Memory, str] | None:
     """Return the memory that a setting needs, and its device; ``None`` if unknown."""
     if meta_model is None:
         return None
@@ -99,7 +99,7 @@ def _is_worth(known: tuple[Memory, str] | None) -> bool:
     return known is None or not (known[0].host and known[1] == "cpu")
 
 
-def fallbacks_of(request: Request, meta_model: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
+def fallbacks_of(request: TuneRequest, meta_model: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
     """Return the fallbacks: the job as given, then options that save memory, then strategies, the largest first."""
     needs = {setting_key(one): _memory(request, one, meta_model) for one in ({}, *chain(*families))}
     own = needs[setting_key({})]

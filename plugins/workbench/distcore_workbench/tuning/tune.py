@@ -46,7 +46,7 @@ from distcore_workbench.pages.document import command_line
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.agreement import tolerance_of
 from distcore_workbench.tuning.bench import Bench
-from distcore_workbench.tuning.candidates import Request, fallbacks_of, families_of, requested_strategies
+from distcore_workbench.tuning.candidates import TuneRequest, fallbacks_of, families_of, requested_strategies
 from distcore_workbench.tuning.limits import Plans
 from distcore_workbench.tuning.racing import choose_final
 from distcore_workbench.tuning.record import FILE, open_record
@@ -60,7 +60,7 @@ MOST_RANKS = 8
 """Most ranks of a job on CPU cores that is given without ``--nproc``."""
 
 
-def run(request: Request) -> int:
+def run(request: TuneRequest) -> int:
     """Tune, and return the exit code: 0, or 3 if no setting runs. Raises DistcoreError, and StoppedError."""
     refuse_ranks("tune")
     if not 0 < request.budget < float("inf"):
@@ -112,7 +112,7 @@ def run(request: Request) -> int:
 
 
 def _search(
-    request: Request,
+    request: TuneRequest,
     bench: Bench,
     axes: Sequence[Axis],
     smaller: Sequence[Setting],
@@ -157,7 +157,7 @@ def _is_masked(resolved: RunConfig, meta_model: nn.Module | None) -> bool:
     return meta_model is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in meta_model.modules())
 
 
-def _environment(request: Request, job: Resolved, data: Datasets) -> Environment:
+def _environment(request: TuneRequest, job: Resolved, data: Datasets) -> Environment:
     resolved = job.config
     cores, on_cpu = available_cores(), resolved.device == "cpu"
     asked = request.load().nproc
@@ -185,7 +185,7 @@ def _write(out: Path, facts: Facts) -> None:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
 
 
-def _write_config(request: Request, chosen: Setting, out: Path) -> None:
+def _write_config(request: TuneRequest, chosen: Setting, out: Path) -> None:
     config = with_absolute_paths(resolve(with_setting(request.config, request.changes, chosen)))
     head = f"# {name_of(chosen)}, found by: {command_line()}\n# train with: {_train(chosen, out)}\n"
     (out / "config.yaml").write_text(head + dump_config(config), encoding="utf-8")
@@ -197,7 +197,7 @@ def _train(chosen: Setting, out: Path) -> str:
     return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
 
 
-def _print_result(request: Request, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
+def _print_result(request: TuneRequest, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
     if request.json:
         print(strict_json(facts, indent=1), flush=True)
         return
