@@ -45,7 +45,7 @@ def test_the_cpu_is_taken_where_there_is_nothing_else() -> None:
 
 def test_a_module_of_torch_that_is_no_device_is_none() -> None:
     assert devices.count_devices("nn") == 0
-    with pytest.raises(ConfigError, match=r"^device = 'nn': torch knows no such kind of device"):
+    with pytest.raises(ConfigError, match=r"^device = 'nn': torch knows no such device type"):
         resolve_device(RunConfig(device="nn"))
 
 

@@ -213,7 +213,7 @@ class RunConfig(_Tree):
     )
     max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
     device: str = Field(
-        "auto", description="kind of device, by torch's name; auto: the accelerator that torch sees, else cpu"
+        "auto", description="device type, by torch's name; auto: the accelerator that torch sees, else cpu"
     )
     task: str = Field("auto", description="what is trained: a name, or file.py:Class; auto: the installed default")
     task_options: dict[str, Any] = Field(

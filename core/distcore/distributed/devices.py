@@ -44,9 +44,9 @@ WORKSPACE, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 
 
 def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
-    """Return the kind of device that ``config.device`` means: ``cpu``, or an accelerator that torch sees here.
+    """Return the type of device that ``config.device`` means: ``cpu``, or an accelerator that torch sees here.
 
-    With ``elsewhere`` it need not be here. Raises ConfigError, one line, for a kind that torch does not know or does
+    With ``elsewhere`` it need not be here. Raises ConfigError, one line, for a type that torch does not know or does
     not see.
     """
     asked = config.device
@@ -58,27 +58,27 @@ def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
     try:
         known = torch.device(asked)
     except RuntimeError:
-        raise ConfigError(f"device = {asked!r}: torch knows no such kind of device (here: {here})") from None
+        raise ConfigError(f"device = {asked!r}: torch knows no such device type (here: {here})") from None
     if known.index is not None:
-        raise ConfigError(f"device = {asked!r}: expected a kind, {known.type!r}; each rank takes the device of its own")
+        raise ConfigError(f"device = {asked!r}: expected a device type, {known.type!r}; each rank takes its own")
     if not elsewhere and not count_devices(asked):
         raise ConfigError(f"device = {asked!r}: torch sees no such device here (here: {here}); {otherwise}")
     return asked
 
 
 def _accelerator_type() -> str | None:
-    """Return the kind of the accelerator that torch sees here."""
+    """Return the device type of the accelerator that torch sees here."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator.type if accelerator is not None and count_devices(accelerator.type) else None
 
 
-def count_devices(kind: str) -> int:
+def count_devices(device_type: str) -> int:
     """Return the number of devices of an accelerator type.
 
     Avoids a context on the devices if possible, because ranks may be forked from this process.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    module: Any = getattr(torch, kind, None)
+    module: Any = getattr(torch, device_type, None)
     if not hasattr(module, "device_count") or not getattr(module, "is_available", lambda: True)():
         return 0
     return int(module.device_count())
@@ -86,8 +86,8 @@ def count_devices(kind: str) -> int:
 
 def count_accelerators() -> int:
     """Return the number of devices of this machine's accelerator; 0 without an accelerator."""
-    kind = _accelerator_type()
-    return count_devices(kind) if kind else 0
+    device_type = _accelerator_type()
+    return count_devices(device_type) if device_type else 0
 
 
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
@@ -96,10 +96,10 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     It is number 0 where a process sees only one, as under a launcher that gives each task its own. Raises ConfigError
     for more ranks than devices, and for bf16 on a device without its arithmetic.
     """
-    kind = resolve_device(config)
-    if kind == "cpu":
+    device_type = resolve_device(config)
+    if device_type == "cpu":
         return torch.device("cpu")
-    device = torch.device(kind, _index(kind, rank_info.local_rank))
+    device = torch.device(device_type, _index(device_type, rank_info.local_rank))
     module = torch.get_device_module(device)
     if hasattr(module, "set_device"):  # not where there is never more than one
         module.set_device(device)
@@ -110,13 +110,13 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     return device
 
 
-def _index(kind: str, local_rank: int) -> int:
-    count = count_devices(kind)
+def _index(device_type: str, local_rank: int) -> int:
+    count = count_devices(device_type)
     if count == 1:
         return 0
     if local_rank >= count:
         raise ConfigError(
-            f"device = {kind!r}: local rank {local_rank} has none, torch sees {count} here; start no more than "
+            f"device = {device_type!r}: local rank {local_rank} has none, torch sees {count} here; start no more than "
             f"{count} ranks on each machine"
         )
     return local_rank
@@ -129,7 +129,7 @@ def _computes_bf16(module: Any) -> bool:
         return True
     try:
         return bool(ask(including_emulation=False))
-    except TypeError:  # a kind of device that emulates nothing
+    except TypeError:  # a device type that emulates nothing
         return bool(ask())
 
 
@@ -262,17 +262,17 @@ def _driver_in_use() -> bool:
     return False
 
 
-def total_memory(kind: str) -> int:
+def total_memory(device_type: str) -> int:
     """Return the memory of the first device of an accelerator type, in bytes; 0 if unknown."""
     try:
-        return int(getattr(torch, kind).get_device_properties(0).total_memory)
+        return int(getattr(torch, device_type).get_device_properties(0).total_memory)
     except (AttributeError, AssertionError, RuntimeError):
         return 0
 
 
-def memory_overhead(kind: str) -> dict[str, str]:
+def memory_overhead(device_type: str) -> dict[str, str]:
     """Return the known memory overhead of a device, in addition to tensors: name to size and source."""
-    if kind != "cuda":
+    if device_type != "cuda":
         return {}
     return {
         "CUDA context": "depends on GPU, driver and loaded kernels, nvidia-smi shows it; 1.3 GB in an example of "

@@ -79,7 +79,7 @@ def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.Captu
             ("--device", "xpu"),
             "--device xpu: torch sees none here; say how much memory one has, such as --device-memory 80G",
         ),
-        (("--device", "abacus"), "device = 'abacus': torch knows no such kind of device (here: cpu)"),
+        (("--device", "abacus"), "device = 'abacus': torch knows no such device type (here: cpu)"),
         (("--strategies", "ddp,,fsdp"), "--strategies ddp,,fsdp: expected names separated by commas"),
     ],
 )
