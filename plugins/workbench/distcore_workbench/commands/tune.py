@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", default=False, help="print JSON instead of tables")
     group.add_argument(
         "--out", dest="folder", metavar="DIR", default=None,
-        help="folder for config.yaml, tune.md and the trials; one that has some goes on (default: under runs/)",
+        help="folder for config.yaml, tune.html and the trials; one that has some goes on (default: under runs/)",
     )  # fmt: skip
     add_job_flags(parser, leave_out=NOT_HERE)
 

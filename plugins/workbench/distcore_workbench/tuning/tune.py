@@ -1,4 +1,4 @@
-"""Run a tune: from the request to the trials, and to config.yaml, tune.md and tune.json."""
+"""Run a tune: from the request to the trials, and to config.yaml and tune.html, .md and .json."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ from distcore_workbench.tuning.record import FILE, open_record
 from distcore_workbench.tuning.search import Search, fit
 from distcore_workbench.tuning.settings import THREADS, Axis, Environment, Setting, name_of, with_setting
 from distcore_workbench.tuning.trial_runner import Runner
+from distcore_workbench.tuning.tune_page import page
 from distcore_workbench.tuning.tune_table import Facts, markdown, show, tune_facts
 
 log = logging.getLogger("distcore")
@@ -177,10 +178,11 @@ def _environment(request: TuneRequest, job: Resolved, data: Datasets) -> Environ
 
 
 def _write(out: Path, facts: Facts) -> None:
-    """Write tune.json and tune.md; raises ConfigError if that fails."""
+    """Write tune.html, tune.json and tune.md; raises ConfigError if that fails."""
     try:
         (out / "tune.json").write_text(strict_json(facts, indent=1), encoding="utf-8")
         (out / "tune.md").write_text(markdown(facts), encoding="utf-8")
+        (out / "tune.html").write_text(page(facts), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
 
@@ -202,7 +204,7 @@ def _print_result(request: TuneRequest, facts: Facts, chosen: Setting | None, ou
         print(strict_json(facts, indent=1), flush=True)
         return
     show(facts)
-    print(f"tuned: {out}/tune.md, tune.json, {FILE}")
+    print(f"tuned: {out}/tune.html, tune.md, tune.json, {FILE}")
     if chosen is None and not all_tried:
         print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
     elif chosen is None:

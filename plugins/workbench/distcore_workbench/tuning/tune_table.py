@@ -74,7 +74,7 @@ def _trial_facts(trial: Trial) -> Facts:
 def show(facts: Facts) -> None:
     """Print the race, the settings by memory, the failures, and the remarks."""
     console = stdout_console(FILE_WIDTH)
-    for _, headings, rows in _tables(facts):
+    for _, headings, rows in tables(facts):
         if rows:
             print_cells(console, headings, rows, numbers=True)
             console.print()
@@ -84,14 +84,15 @@ def show(facts: Facts) -> None:
 
 def markdown(facts: Facts) -> str:
     """Return a page with all of it."""
-    tables = [f"## {title}\n\n{markdown_table(headings, rows)}\n" for title, headings, rows in _tables(facts) if rows]
-    tried = [_row(one) for one in facts["trials"]]
-    tables.append(f"## What was tried\n\n{markdown_table(HEADINGS, tried)}\n")
+    parts = [f"## {title}\n\n{markdown_table(headings, rows)}\n" for title, headings, rows in tables(facts) if rows]
+    tried = [trial_cells(one) for one in facts["trials"]]
+    parts.append(f"## What was tried\n\n{markdown_table(HEADINGS, tried)}\n")
     notes = "".join(f"- {line}\n" for line in remarks(facts))
-    return f"# Tuned\n\n`{facts['command']}`\n\n{notes}\n" + "\n".join(tables)
+    return f"# Tuned\n\n`{facts['command']}`\n\n{notes}\n" + "\n".join(parts)
 
 
-def _tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+def tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Yield title, headings and rows of the finals and of the ladder; either may have no rows."""
     finals = [
         [
             one["name"], f"{one['samples_per_second']:.1f}", f"{min(one['rounds']):.1f}",
@@ -106,7 +107,8 @@ def _tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
     yield "From fast to frugal", LADDER_HEADINGS, ladder
 
 
-def _row(trial: Mapping[str, Any]) -> list[str]:
+def trial_cells(trial: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a trial, one for each of ``HEADINGS``."""
     speed, peak = trial["samples_per_second"], trial["peak_bytes"]
     how = trial["result"] + (f": {trial['why']}" if trial["why"] else "")
     return [

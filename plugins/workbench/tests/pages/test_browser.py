@@ -13,6 +13,11 @@ from distcore.cli.main import main
 from distcore_workbench.pages.document import document, plot_places
 from distcore_workbench.pages.figures import Bar, bars, log_dots, ranges
 from distcore_workbench.pages.tables import html_table
+from distcore_workbench.tuning import tune_page
+from distcore_workbench.tuning.outcome import Outcome
+from distcore_workbench.tuning.racing import Finalist
+from distcore_workbench.tuning.record import Trial
+from distcore_workbench.tuning.tune_table import tune_facts
 
 pytestmark = [
     pytest.mark.programs,
@@ -52,6 +57,24 @@ def figures(tmp_path: Path) -> Path:
     return page
 
 
+@pytest.fixture
+def tune(tmp_path: Path) -> Path:
+    """The page of a tune with two finalists, a ladder of two settings, and a trial that failed."""
+    outcomes = [Outcome(result="ok", speed=90.0 / number, peak=2**28 // number, seconds=4.0) for number in (1, 2)]
+    outcomes.append(Outcome(result="out of memory", seconds=2.0, why="ended by SIGKILL"))
+    settings = [{"nproc": 1}, {"nproc": 2}, {"strategy": "fsdp"}]
+    trials = [
+        Trial(kind="screen", setting=setting, number=1, steps=9, outcome=outcome)
+        for setting, outcome in zip(settings, outcomes, strict=True)
+    ]
+    rounds = [[0.1, 0.2], [0.2, 0.1]]
+    finals = [Finalist(setting={"nproc": number}, speeds=[100.0, 90.0 / number], rounds=rounds) for number in (1, 2)]
+    about = {"command": "distcore tune", "untraced": [], "fit_only": False, "untried": [], "load": None}
+    page = tmp_path / "tune.html"
+    page.write_text(tune_page.page(tune_facts(trials, finals, {"nproc": 2}, about)))
+    return page
+
+
 def names_drawn(window: browser.Browser) -> list[str]:
     """The names of the curves that stand in the first plot."""
     names: list[str] = window.run(
@@ -67,7 +90,7 @@ def set_control(window: browser.Browser, name: str, value: str, event: str) -> N
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", ["report", "figures"])
+@pytest.mark.parametrize("kind", ["report", "figures", "tune"])
 def test_a_page_draws_itself_without_error_network_or_a_scroll_bar_to_the_side(
     window: browser.Browser, request: pytest.FixtureRequest, kind: str, width: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,7 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     assert facts["chosen"]["name"] in [one["name"] for one in facts["finals"] if not one["told_apart"]]
     assert facts["ladder"][0]["peak_bytes"] > 2**27
     assert "differs: gradient norm" in Path("t/tune.md").read_text()
+    assert "odd factor=2.0 nproc=1" in re.sub("<[^>]*>", "", Path("t/tune.html").read_text())
     assert not list(Path("t/trials").glob("*/checkpoints"))
 
     before = trials(Path("t"))
