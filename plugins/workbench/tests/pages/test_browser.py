@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import browser
@@ -17,6 +17,7 @@ from distcore_workbench.tuning import tune_page
 from distcore_workbench.tuning.outcome import Outcome
 from distcore_workbench.tuning.racing import Finalist
 from distcore_workbench.tuning.record import Trial
+from distcore_workbench.tuning.settings import Setting
 from distcore_workbench.tuning.tune_table import tune_facts
 
 pytestmark = [
@@ -62,12 +63,12 @@ def tune(tmp_path: Path) -> Path:
     """The page of a tune with two finalists, a ladder of two settings, and a trial that failed."""
     outcomes = [Outcome(result="ok", speed=90.0 / number, peak=2**28 // number, seconds=4.0) for number in (1, 2)]
     outcomes.append(Outcome(result="out of memory", seconds=2.0, why="ended by SIGKILL"))
-    settings = [{"nproc": 1}, {"nproc": 2}, {"strategy": "fsdp"}]
+    settings: list[Setting] = [{"nproc": 1}, {"nproc": 2}, {"strategy": "fsdp"}]
     trials = [
         Trial(kind="screen", setting=setting, number=1, steps=9, outcome=outcome)
         for setting, outcome in zip(settings, outcomes, strict=True)
     ]
-    rounds = [[0.1, 0.2], [0.2, 0.1]]
+    rounds: list[Sequence[float]] = [[0.1, 0.2], [0.2, 0.1]]
     finals = [Finalist(setting={"nproc": number}, speeds=[100.0, 90.0 / number], rounds=rounds) for number in (1, 2)]
     about = {"command": "distcore tune", "untraced": [], "fit_only": False, "untried": [], "load": None}
     page = tmp_path / "tune.html"
