@@ -32,6 +32,11 @@ KINDS = {
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
+ELSEWHERE = {
+    "commands": dict.fromkeys(("compare", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
+    "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
+}
+"""By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
 """Environment variable with the names that ``-p no:NAME`` blocked, comma separated: ranks inherit it."""
 
@@ -194,8 +199,9 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
     if any(entry.name == name for entry in all_offers(group)):
         return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
     how = nearest(name, installed)
-    if group == "strategies" and _is_plugin(name):
-        how = f". Install it with: {how_to_install(f'distcore-{name}')}"
+    owner = name if group == "strategies" and _is_plugin(name) else ELSEWHERE.get(group, {}).get(name)
+    if owner is not None:
+        how = f". Install it with: {how_to_install(f'distcore-{owner}')}"
     if group == "tasks" and not installed:
         how = f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task file.py:Class"
     return f"no {kind} named {name!r} (installed: {names}){how}"

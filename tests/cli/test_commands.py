@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from first_line import after_first_line
 
-from distcore.cli.commands import ELSEWHERE
+from distcore.registry import ELSEWHERE
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,9 +77,9 @@ def test_a_command_cannot_take_the_name_of_one_of_the_core(tmp_path: Path) -> No
     assert "single" in distcore(tmp_path, "strategies").stdout
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", ELSEWHERE["commands"])
 def test_a_blocked_command_says_so(tmp_path: Path, name: str) -> None:
-    pytest.importorskip(f"distcore_{ELSEWHERE[name]}")
+    pytest.importorskip(f"distcore_{ELSEWHERE['commands'][name]}")
     done = distcore(tmp_path, "-p", f"no:{name}", name)
     assert done.returncode == 2
     assert f"command {name!r} is installed but blocked" in done.stderr

@@ -20,8 +20,9 @@ CORE = sorted(
 PACKAGES = sorted(
     file.parent
     for file in ROOT.glob("plugins/*/*/__init__.py")
-    if file.parent.name not in ("tests", "distcore_migrate")
+    if file.parent.name not in ("tests", "distcore_clusters", "distcore_migrate")
 )
+"""Without those that speak other languages: of clusters, and of other trainers."""
 KINDS = re.compile(
     r"(?<![a-z])(cuda|cudnn|cublas|nccl|nvcc|nvidia|nvml|rocm|hip|xpu|xccl|mps|npu|hccl|hpu|mlu|mtia|tpu|xla)(?![a-z])",
     re.I,

@@ -8,7 +8,7 @@ import pytest
 
 from distcore.errors import ConfigError
 from distcore.launchers.contract import Host
-from distcore.launchers.hosts import choose, limited, read_hostfile
+from distcore.launchers.hosts import choose, read_hostfile
 from distcore.launchers.variables import forwarded, settings
 
 HOSTS = (Host(name="host0", slots=4), Host(name="host1", slots=2))
@@ -71,11 +71,6 @@ def test_exclude_leaves_the_others() -> None:
 def test_a_choice_that_cannot_be_is_one_line(include: str, exclude: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose(HOSTS, include, exclude)
-
-
-def test_nodes_and_nproc_take_the_first_ones() -> None:
-    chosen = choose(HOSTS, include="host0:3,1@host1")
-    assert limited(chosen, 1, (1, 1)) == (Host(name="host0", slots=1, chosen=(3,)),)
 
 
 def test_only_variables_that_make_sense_elsewhere_are_forwarded() -> None:

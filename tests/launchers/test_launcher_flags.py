@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from work_folder import install
 
+from distcore import registry
 from distcore.cli.launcher_flags import FLAGS
 from distcore.cli.main import command_parser, main
 from distcore.launchers import Command, Plan, Spec, run_command, train_command
@@ -41,13 +42,13 @@ def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixtu
     [
         ("--launcher torchrn", "no launcher named 'torchrn' (installed: "),
         ("--launcher torchrn", "(did you mean 'torchrun'?)"),
-        ("--launcher ssh --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
-        ("--launcher ssh --hostfile hosts --include host9", "--include host9: no machine 'host9' (did you mean 'h"),
+        ("--launcher torchrun --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
+        ("--hostfile hosts --include host9", "--include host9: no machine 'host9' (did you mean 'h"),
         ("--nodes 2", "--launcher local takes no --nodes: it starts ranks here; --launcher ssh"),
         ("--launcher torchrun --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
         ("--env A", "--env: 'A': expected NAME=VALUE"),
-        ("--launcher ssh --lr fast", "lr = 'fast'"),
-        ("--launcher ssh --sweep lr=1,2", "--sweep starts its runs on this machine"),
+        ("--launcher torchrun --lr fast", "lr = 'fast'"),
+        ("--launcher torchrun --sweep lr=1,2", "--sweep starts its runs on this machine"),
         ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
     ],
 )  # fmt: skip
@@ -62,23 +63,38 @@ def test_what_is_wrong_is_one_line_before_anything_starts(
     assert error.count("\n") == 1
 
 
+@pytest.fixture
+def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is installed beside the core."""
+    every = registry.all_offers
+
+    def own(group: str) -> list[EntryPoint]:
+        return [entry for entry in every(group) if entry.dist and entry.dist.name == registry.CORE]
+
+    monkeypatch.setattr(registry, "all_offers", own)
+
+
+@pytest.mark.parametrize("name", registry.ELSEWHERE["launchers"])
+def test_a_launcher_that_is_not_installed_says_how_to_get_it(
+    name: str, core_alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--launcher", f"{name}:value"]) == 2
+    how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['launchers'][name]}")
+    assert capsys.readouterr().err == (
+        f"error: no launcher named {name!r} (installed: local, torchrun). Install it with: {how}\n"
+    )
+
+
+def test_the_help_lists_the_launchers_that_are_installed(core_alone: None) -> None:
+    text = command_parser("train")._option_string_actions["--launcher"].help
+    assert text == "launcher that starts the ranks: local, torchrun"
+
+
 def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert main(["train", "--launcher", "ssh"]) == 2
-    assert "--launcher ssh: torchrun started this process as a rank" in capsys.readouterr().err
-
-
-def test_ranks_know_by_which_flags_a_run_that_goes_on_is_started(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("hosts").write_text("host0 slots=1\n")
-    flags = "--launcher ssh --hostfile hosts --env 'A=b c' --env B=2 --bind-cores --nproc 1"
-    assert main(["train", "--lr", "0.1", *shlex.split(flags), "--dry-run"]) == 0
-    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ssh ")]
-    settings = shlex.split(shlex.split(command)[-1].partition("exec env ")[2])
-    (again,) = [setting for setting in settings if setting.startswith("DISTCORE_LAUNCHER_FLAGS=")]
-    assert shlex.split(again.partition("=")[2]) == [
-        *("--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b c", "--env", "B=2", "--nproc", "1", "--bind-cores")
-    ]
+    assert main(["train", "--launcher", "local"]) == 2
+    assert "--launcher local: torchrun started this process as a rank" in capsys.readouterr().err
 
 
 class Elsewhere:

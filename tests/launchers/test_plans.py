@@ -6,15 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from distcore.errors import ConfigError
-from distcore.launchers import Here, Host, Launcher, Plan, Spec
-from distcore.launchers.kubernetes import KubernetesLauncher
+from distcore.launchers import Command, Here, Host, Launcher, Plan, Spec, run_command
 from distcore.launchers.local import LocalLauncher
-from distcore.launchers.mpi import MpiLauncher
-from distcore.launchers.slurm import PREEMPTED, SlurmLauncher
-from distcore.launchers.ssh import SshLauncher
 from distcore.launchers.torchrun import TorchrunLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
@@ -55,140 +50,6 @@ def test_elastic_torchrun_has_a_range_of_nodes_and_restarts_by_itself() -> None:
     assert line.endswith(f"{RANK} --set max_restarts=0")
 
 
-def test_ssh_starts_an_agent_on_each_machine_of_the_hostfile() -> None:
-    first, second = SshLauncher().plan(replace(SPEC, hosts=HOSTS, log_dir="/logs")).commands
-    assert first.words[:-1] == (
-        "ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "host0",
-    )  # fmt: skip
-    assert first.words[-1] == (
-        "cd '/work dir' && exec env TORCH_CPP_LOG_LEVEL=ERROR NCCL_DEBUG=INFO A='b c' DISTCORE_LOG_DIR=/logs /py "
-        "-m distcore.launchers.agent --lifeline --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr host0 "
-        f"--master-port 14042 --shutdown-timeout 600 --module distcore {RANK}"
-    )
-    assert second.host == "host1"
-    assert (
-        " CUDA_VISIBLE_DEVICES=3,1 /py -m distcore.launchers.agent --lifeline --nnodes 2 --node-rank 1 "
-        in (second.words[-1])
-    )
-
-
-def test_slurm_submits_a_script_that_goes_on_after_a_requeue() -> None:
-    asked = {"nodes": (2, 2), "nproc": 4, "out": "o", "device": "cuda", "value": "gpu", "include": "n1@n2"}
-    assert lines(SlurmLauncher(), log_dir="/logs", **asked) == [
-        "# /logs/job-7.sh",
-        "#!/bin/bash",
-        "#SBATCH --job-name=job-7",
-        "#SBATCH --nodes=2",
-        "#SBATCH --ntasks-per-node=4",
-        "#SBATCH --gpus-per-node=4",
-        "#SBATCH --partition=gpu",
-        "#SBATCH --nodelist=n1,n2",
-        "#SBATCH --requeue",
-        "#SBATCH --open-mode=append",
-        "#SBATCH --signal=TERM@120",
-        "#SBATCH --chdir='/work dir'",
-        "#SBATCH --output=/logs/%x-%j.log",
-        "trap : TERM  # the step gets it, too, and saves a checkpoint",
-        "export NCCL_DEBUG=INFO",
-        "export A='b c'",
-        "export DISTCORE_LOG_DIR=/logs",
-        f"srun --kill-on-bad-exit=1 /py -m distcore {RANK} --resume auto",
-        *PREEMPTED,
-        "",
-        "sbatch /logs/job-7.sh",
-    ]
-
-
-def test_slurm_starts_a_step_inside_an_allocation() -> None:
-    assert lines(SlurmLauncher(), nodes=(2, 2), nproc=4, here=replace(HERE, inside="77")) == [
-        f"A='b c' srun --kill-on-bad-exit=1 --nodes=2 --ntasks-per-node=4 /py -m distcore {RANK}"
-    ]
-
-
-def test_mpi_has_an_address_and_a_port_of_the_jobs_own() -> None:
-    hosts = tuple(replace(host, chosen=None) for host in HOSTS)
-    assert lines(MpiLauncher(), hosts=hosts) == [
-        "mpirun -np 4 --bind-to none --host host0:2,host1:2 -x NCCL_DEBUG=INFO -x 'A=b c' -x MASTER_ADDR=host0 "
-        f"-x MASTER_PORT=14042 /py -m distcore {RANK}"
-    ]
-    assert lines(MpiLauncher(), hosts=hosts, value="mpich") == [
-        "mpiexec.hydra -n 4 -bind-to none -hosts host0:2,host1:2 -genv NCCL_DEBUG INFO -genv A 'b c' "
-        f"-genv MASTER_ADDR host0 -genv MASTER_PORT 14042 /py -m distcore {RANK}"
-    ]
-    other = lines(MpiLauncher(), hosts=hosts, here=replace(HERE, job="job-8"))
-    assert "MASTER_PORT=10571 " in other[0]
-
-
-def test_mpi_on_one_machine_meets_on_loopback() -> None:
-    assert "mpirun -np 2 --bind-to none -x " in (line := lines(MpiLauncher(), nproc=2)[0])
-    assert "MASTER_ADDR=127.0.0.1" in line
-
-
-KUBERNETES: dict[str, Any] = {"nodes": (2, 2), "nproc": 4, "out": "o", "device": "cuda", "max_restarts": 3}
-
-
-def trees(kind: str) -> list[dict[str, Any]]:
-    plan = KubernetesLauncher().plan(replace(SPEC, value=f"{kind},image=me/it:1,claim=disk", **KUBERNETES))
-    assert list(plan.files) == ["distcore.yaml"]
-    return list(yaml.safe_load_all(plan.files["distcore.yaml"]))
-
-
-def test_a_kubernetes_job_runs_torchrun_in_pods_that_a_service_names() -> None:
-    service, job = trees("job")
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert job["spec"]["completionMode"] == "Indexed"
-    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 2, 6)
-    pod = job["spec"]["template"]["spec"]
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert pod["terminationGracePeriodSeconds"] == 600
-    (container,) = pod["containers"]
-    assert " ".join(container["command"]) == (
-        "torchrun --nnodes 2 --node-rank $(NODE_RANK) --nproc-per-node 4 --master-addr distcore-0.distcore "
-        f"--master-port 29500 --no-python distcore {RANK} --set max_restarts=0 --resume auto"
-    )
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
-    assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
-    assert pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}}]
-
-
-def test_a_jobset_restarts_all_pods_together() -> None:
-    (jobset,) = trees("jobset")
-    assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 3}
-    (job,) = jobset["spec"]["replicatedJobs"]
-    assert job["template"]["spec"]["backoffLimit"] == 0
-    words = job["template"]["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert words[words.index("--master-addr") + 1] == "distcore-node-0-0.distcore"
-
-
-def test_a_trainjob_leaves_nodes_and_address_to_the_operator() -> None:
-    (job,) = trees("trainjob")
-    trainer = job["spec"]["trainer"]
-    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
-    assert trainer["command"] == ["torchrun"]
-    assert trainer["args"][:4] == ["--no-python", "distcore", "train", "c.yaml"]
-
-
-def test_the_job_is_one_by_the_models_of_the_kubernetes_client() -> None:
-    kubernetes = pytest.importorskip("kubernetes", reason="pip install kubernetes, the client")
-    api = kubernetes.client.ApiClient()
-    for tree, model in zip(trees("job"), (kubernetes.client.V1Service, kubernetes.client.V1Job), strict=True):
-        assert api.sanitize_for_serialization(_read(kubernetes.client, model, tree)) == tree
-
-
-def _read(models: Any, kind: Any, tree: Any) -> Any:
-    """Build ``kind``, a model or a type's name, from a tree; a key that the model does not have is an error."""
-    if isinstance(kind, str):
-        if kind.startswith("List["):
-            return [_read(models, kind[5:-1], item) for item in tree]
-        if kind.startswith("Dict[") or kind in ("str", "int", "bool"):
-            return tree
-        kind = getattr(models, kind)
-    names = {key: name for name, key in kind.attribute_map.items()}
-    given = {names[key]: _read(models, kind.openapi_types[names[key]], value) for key, value in tree.items()}
-    return kind(**given)
-
-
 REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
     (LocalLauncher(), {"nodes": (2, 2)}, r"^--launcher local takes no --nodes: it starts ranks here"),
     (LocalLauncher(), {"hosts": HOSTS}, r"^--launcher local starts ranks here, not on host0, host1; --launcher ssh"),
@@ -201,20 +62,6 @@ REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
         {"nproc": 2, "value": "h:1", "nodes": (1, 3), "out": "o", "resume": "auto", "global_batch_size": 32},
         r"^--nodes 1:3: global_batch_size = 32 cannot be shared by 3 \* 2 ranks; choose a number that 2 and 4 and 6",
     ),
-    (SshLauncher(), {}, r"^--launcher ssh: on which machines\? --hostfile FILE"),
-    (SshLauncher(), {"hosts": HOSTS, "nodes": (1, 2)}, r"^--nodes 1:2: --launcher ssh starts a fixed number; --l"),
-    (SshLauncher(), {"hosts": HOSTS, "nodes": (3, 3)}, r"^--nodes 3: there are 2 machines: host0, host1$"),
-    (SshLauncher(), {"hosts": HOSTS, "nproc": 3}, r"^--nproc 3: host0 has 2 slot\(s\)$"),
-    (SshLauncher(), {"hosts": HOSTS, "max_restarts": 1}, r"^--launcher ssh takes no --max-restarts 1: start it again"),
-    (SlurmLauncher(), {"nproc": 1}, r"^--launcher slurm: a job that was requeued goes on in its run folder: add"),
-    (SlurmLauncher(), {"nproc": 1, "out": "o", "here": replace(HERE, out_exists=True)}, r"^out = 'o': holds another"),
-    (SlurmLauncher(), {"nproc": 1, "out": "o", "hosts": HOSTS}, r"^--launcher slurm takes no --hostfile: SLURM has"),
-    (SlurmLauncher(), {"nproc": 1, "out": "o", "include": "n1:0"}, r"^--launcher slurm cannot choose GPUs: name whole"),
-    (MpiLauncher(), {"value": "mpi"}, r"^--launcher mpi:mpi: expected openmpi or mpich"),
-    (MpiLauncher(), {"nodes": (2, 2), "nproc": 1}, r"^--launcher mpi --nodes 2: name the machines: --hostfile FILE$"),
-    (KubernetesLauncher(), {"value": "jobs,image=i"}, r"no kind 'jobs' \(did you mean 'job'\?\); expected"),
-    (KubernetesLauncher(), {"value": "job"}, r"^--launcher kubernetes: which image do the pods run\?"),
-    (KubernetesLauncher(), {"value": "job,imag=i"}, r"'imag=i' \(did you mean 'image'\?\): expected NAME=VALUE of "),
 ]  # fmt: skip
 
 
@@ -229,7 +76,8 @@ def test_a_program_that_is_missing_is_found_before_anything_is_written(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    plan: Plan = SlurmLauncher().plan(replace(SPEC, nproc=1, out="o", log_dir=str(tmp_path / "logs")))
+    script = str(tmp_path / "logs/job.sh")
+    plan = Plan(commands=(Command(words=("sbatch", script)),), files={script: "#!/bin/bash\n"})
     with pytest.raises(ConfigError, match=r"^no program 'sbatch' on PATH; --dry-run prints what would be started$"):
-        SlurmLauncher().run(plan)
+        run_command(plan)
     assert not (tmp_path / "logs").exists()

@@ -14,9 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distcore.launchers import Command, Plan
-from distcore.launchers.ssh import SshLauncher
-
 DEADLINE = 200
 FLAGS = (
     "--data rows.jsonl --model bert-tiny --strategy ddp --set device=cpu --global-batch-size 8 --eval-every 1000 "
@@ -75,17 +72,6 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-def test_the_end_of_any_machine_is_seen_while_the_first_one_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    first = Command(words=("sleep", "60"), host="host0")
-    second = Command(words=("sh", "-c", "exit 255"), host="host1")
-    begun = time.monotonic()
-    assert SshLauncher().run(Plan(commands=(first, second), patience=0.2)) == 3
-    assert time.monotonic() - begun < 30
-    assert capsys.readouterr().err == (
-        "error: host1: ssh cannot reach it, or lost the connection; try: ssh host1 true\n"
-    )
-
-
 @pytest.mark.programs
 def test_torchelastic_prints_nothing_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, check=True)
@@ -94,6 +80,7 @@ def test_torchelastic_prints_nothing_of_its_own() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ranks
+@pytest.mark.needs("distcore-clusters", "distcore-ddp", "distcore-tasks")
 @pytest.mark.timeout(2 * DEADLINE)
 def test_sigterm_to_the_ssh_launcher_stops_all_machines_with_a_checkpoint(
     folder: Path, start: Callable[[str], subprocess.Popen[str]]
@@ -117,6 +104,7 @@ def test_sigterm_to_the_ssh_launcher_stops_all_machines_with_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.ranks
+@pytest.mark.needs("distcore-ddp", "distcore-tasks")
 @pytest.mark.timeout(4 * DEADLINE)
 @pytest.mark.parametrize("what", ["a rank is killed", "a node joins later"])
 def test_agents_start_all_ranks_again(what: str, folder: Path, start: Callable[[str], subprocess.Popen[str]]) -> None:
@@ -139,6 +127,7 @@ def test_agents_start_all_ranks_again(what: str, folder: Path, start: Callable[[
 
 @pytest.mark.slow
 @pytest.mark.ranks
+@pytest.mark.needs("distcore-ddp", "distcore-tasks")
 @pytest.mark.timeout(DEADLINE)
 def test_machines_without_a_common_run_folder_end_before_they_train(folder: Path) -> None:
     ranks = []

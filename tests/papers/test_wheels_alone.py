@@ -12,9 +12,9 @@ import pytest
 from alone import CORE, PLUGINS, make_environment, required
 from first_line import after_first_line
 
-from distcore.cli.commands import ELSEWHERE
+from distcore.registry import ELSEWHERE
 
-BESIDE = ("migrate", "tasks", "workbench")
+BESIDE = ("clusters", "migrate", "tasks", "workbench")
 """Those that ``distcore`` needs beside the core."""
 WITHOUT = ("transformers", "tokenizers", "datasets", "sklearn")
 """Packages that only tasks need."""
@@ -111,15 +111,27 @@ def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", ELSEWHERE["commands"])
 def test_a_command_that_is_not_installed_says_how_to_get_it(
     distributions: Path, core_alone: Path, tmp_path: Path, name: str
 ) -> None:
     done = run(core_alone, tmp_path, "-m", "distcore", name)
-    how = f"pip install --find-links {distributions} distcore-{ELSEWHERE[name]}"
+    how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['commands'][name]}"
     assert (done.returncode, done.stdout) == (2, "")
     assert after_first_line(done.stderr) == f"error: command {name!r} is not installed; get it with: {how}\n"
     assert not re.search(rf"^ +{name} ", run(core_alone, tmp_path, "-m", "distcore", "--help").stdout, re.M)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE["launchers"])
+def test_a_launcher_that_is_not_installed_says_how_to_get_it(
+    distributions: Path, core_alone: Path, tmp_path: Path, name: str
+) -> None:
+    done = run(core_alone, tmp_path, "-m", "distcore", "train", "--launcher", name)
+    how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['launchers'][name]}"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert after_first_line(done.stderr) == (
+        f"error: no launcher named {name!r} (installed: local, torchrun). Install it with: {how}\n"
+    )
 
 
 @pytest.mark.parametrize("source", ["checkout", "wheels"])
@@ -154,7 +166,7 @@ def test_the_core_and_one_strategy_train_a_task_of_ones_own_without_transformers
     assert (tmp_path / "run/report.json").is_file()
 
 
-def test_distcore_and_the_four_that_it_brings_agree_on_their_versions(distributions: Path, tmp_path: Path) -> None:
+def test_distcore_and_those_that_it_brings_agree_on_their_versions(distributions: Path, tmp_path: Path) -> None:
     names = ("distcore", "distcore_core", *(f"distcore_{name}" for name in BESIDE))
     python = make_environment(tmp_path / "environment", (wheel(distributions, name) for name in names))
     said = run(python, tmp_path, "-m", "pip", "check").stdout.splitlines()

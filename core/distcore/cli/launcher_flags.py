@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore import registry
 from distcore.cli.parser import Parser
 from distcore.errors import ConfigError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "local"
 FLAGS = {
-    "--launcher": ("NAME[:VALUE]", "launcher that starts the ranks: local, torchrun, ssh, slurm, mpi, kubernetes"),
+    "--launcher": ("NAME[:VALUE]", "launcher that starts the ranks: {launchers}"),
     "--nodes": ("N|MIN:MAX", "machines; MIN:MAX: as many as there are, for torchrun"),
     "--hostfile": ("FILE", "the machines, a line 'NAME slots=N' for each"),
     "--include": ("HOST:0,2@HOST", "machines to use and, behind a colon, their slots, which are GPUs, in this order"),
@@ -30,15 +31,17 @@ FLAGS = {
     "--env": ("NAME=VALUE", "variable for all ranks; repeatable; over those of .distcore.env"),
     "--log-dir": ("DIR", "a file per rank with what it prints; rank 0 prints on the screen, too"),
 }
-"""By name: the value in ``--help``, and its text."""
+"""By name: the value in ``--help``, and its text; ``{launchers}`` stands for the installed ones."""
 
 
 def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags, as a group of their own that the short help leaves out; one not given leaves no value."""
     group = parser.add_argument_group("starting ranks, here or on other machines")
+    launchers = ", ".join(registry.offers("launchers"))
     for name, (takes, text) in FLAGS.items():
+        action = "append" if name == "--env" else "store"
         group.add_argument(
-            name, metavar=takes, help=text, default=argparse.SUPPRESS, action="append" if name == "--env" else "store"
+            name, metavar=takes, help=text.format(launchers=launchers), default=argparse.SUPPRESS, action=action
         )
     group.add_argument(
         "--bind-cores", action="store_true", default=argparse.SUPPRESS, help="give each rank cores of its own"
@@ -55,7 +58,6 @@ def is_launcher_asked(arguments: argparse.Namespace) -> bool:
 
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
     """Start the run by a launcher, or print what it would start; return the exit status. Raises DistcoreError."""
-    from distcore import registry
     from distcore.rank_environment import join
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 

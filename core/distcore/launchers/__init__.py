@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from distcore.launchers.contract import Command, Here, Host, Launcher, Plan, Spec
-from distcore.launchers.planning import check_restarts, need_nproc, refuse, train_command, variables_elsewhere
-from distcore.launchers.running import run_command, write_files
+from distcore.launchers.planning import (
+    agent_command,
+    check_restarts,
+    need_nproc,
+    rank_variables,
+    refuse,
+    train_command,
+    variables_elsewhere,
+)
+from distcore.launchers.running import check_programs, run_command, write_files
 
 if TYPE_CHECKING:
     from typing import Any
@@ -25,9 +33,12 @@ __all__ = [
     "Launcher",
     "Plan",
     "Spec",
+    "agent_command",
+    "check_programs",
     "check_restarts",
     "launch",
     "need_nproc",
+    "rank_variables",
     "refuse",
     "run_command",
     "train_command",

@@ -65,21 +65,6 @@ def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tup
     return some
 
 
-def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:
-    """Return the first ``nodes`` of ``hosts`` with ``nproc`` ranks each; raises ConfigError if there are too few."""
-    if nodes is not None:
-        if nodes[1] > len(hosts):
-            names = ", ".join(host.name for host in hosts)
-            raise ConfigError(f"--nodes {nodes[1]}: there are {len(hosts)} machines: {names}")
-        hosts = hosts[: nodes[1]]
-    if nproc is None:
-        return hosts
-    for host in hosts:
-        if host.slots < nproc:
-            raise ConfigError(f"--nproc {nproc}: {host.name} has {host.slots} slot(s)")
-    return tuple(replace(host, slots=nproc, chosen=host.chosen and host.chosen[:nproc]) for host in hosts)
-
-
 def _parse(text: str, known: dict[str, Host], flag: str) -> dict[str, tuple[int, ...] | None]:
     """Return the slots in ``text`` by machine; ``None`` for all slots."""
     named: dict[str, tuple[int, ...] | None] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distcore.errors import ConfigError
 from distcore.launchers.contract import Command, Host, Plan, Spec
-from distcore.launchers.planning import gpus_of, refuse, variables
+from distcore.launchers.planning import gpus_of, rank_variables, refuse
 from distcore.launchers.running import run_command
 
 
@@ -19,7 +19,7 @@ class LocalLauncher:
         nproc = host.slots if host and host.chosen is not None else spec.nproc
         ranks = ("--nproc", str(nproc)) if nproc is not None else ()
         words = (spec.here.python, "-m", "distcore", "train", *spec.train, *ranks)
-        return Plan(commands=(Command(words=words, environment={**variables(spec), **gpus_of(host)}),))
+        return Plan(commands=(Command(words=words, environment={**rank_variables(spec), **gpus_of(host)}),))
 
     def run(self, plan: Plan) -> int:
         """Become the supervisor."""

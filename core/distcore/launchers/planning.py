@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from zlib import crc32
+from collections.abc import Mapping, Sequence
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Host, Spec
+from distcore.launchers.contract import Command, Host, Spec
 from distcore.launchers.processes.binding import BIND_VARIABLE
 from distcore.launchers.processes.log_files import LOG_DIR_VARIABLE
 
@@ -30,7 +29,7 @@ def train_command(spec: Spec) -> tuple[str, ...]:
     return (spec.here.python, "-m", "distcore", *train_arguments(spec))
 
 
-def variables(spec: Spec) -> dict[str, str]:
+def rank_variables(spec: Spec) -> dict[str, str]:
     """Return the variables of every rank, in addition to the caller's."""
     logs = {LOG_DIR_VARIABLE: spec.log_dir} if spec.log_dir else {}
     cores = {BIND_VARIABLE: "1"} if spec.bind_cores else {}
@@ -39,7 +38,18 @@ def variables(spec: Spec) -> dict[str, str]:
 
 def variables_elsewhere(spec: Spec) -> dict[str, str]:
     """Return the variables that every rank on another machine gets, some of the caller's among them."""
-    return {**spec.here.environment, **variables(spec)}
+    return {**spec.here.environment, **rank_variables(spec)}
+
+
+def agent_command(spec: Spec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False) -> Command:
+    """Return the command of torchelastic's agent, which starts the ranks of one machine.
+
+    ``flags`` are torchrun's; ``host`` has the chosen GPUs. With ``elsewhere`` the agent gets the variables for another
+    machine, and ends, after a checkpoint of its ranks, when its stdin ends: with the connection that started it.
+    """
+    lifeline, variables = ((LIFELINE,), variables_elsewhere(spec)) if elsewhere else ((), rank_variables(spec))
+    words = (spec.here.python, "-m", AGENT, *lifeline, *flags, "--module", "distcore", *train_arguments(spec))
+    return Command(words=words, environment={**quiet_agent(spec), **variables, **gpus_of(host)})
 
 
 def quiet_agent(spec: Spec) -> dict[str, str]:
@@ -57,11 +67,6 @@ def gpus_of(host: Host | None) -> dict[str, str]:
     return {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
 
 
-def port_of(spec: Spec) -> int:
-    """Return a TCP port of the job's own, below the ports that systems give out by themselves."""
-    return 10_000 + crc32(spec.here.job.encode()) % 20_000
-
-
 def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
     """Raise ConfigError for the first flag in ``given`` with a value; ``instead`` is the remedy."""
     for flag, value in given.items():
@@ -69,34 +74,11 @@ def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
             raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
 
 
-def refuse_slots(name: str, spec: Spec) -> None:
-    """Raise ConfigError if GPUs were chosen, for an engine that cannot choose GPUs."""
-    if any(host.chosen is not None for host in spec.hosts or ()) or ":" in f"{spec.include}{spec.exclude}":
-        raise ConfigError(f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude")
-
-
-def fixed_nodes(name: str, spec: Spec) -> int | None:
-    """Return the number of machines, ``None`` if it was not given; raises ConfigError for a range."""
-    if spec.nodes and spec.nodes[0] != spec.nodes[1]:
-        least, most = spec.nodes
-        raise ConfigError(
-            f"--nodes {least}:{most}: --launcher {name} starts a fixed number; --launcher torchrun can go from "
-            f"{least} to {most}"
-        )
-    return spec.nodes[1] if spec.nodes else None
-
-
 def need_nproc(name: str, spec: Spec) -> int:
     """Return the ranks per machine; raises ConfigError where they were not given, as they are not counted from here."""
     if spec.nproc is None:
         raise ConfigError(f"--launcher {name}: say how many ranks each machine gets: --nproc N")
     return spec.nproc
-
-
-def need_out(name: str, spec: Spec, why: str) -> None:
-    """Raise ConfigError without ``--out``: each attempt would begin in a folder of its own."""
-    if not spec.out:
-        raise ConfigError(f"--launcher {name}: {why}: add --out DIR")
 
 
 def check_restarts(spec: Spec, nproc: int) -> None:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import re
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Plan, Spec
+from distcore.launchers.contract import Plan, Spec
 from distcore.launchers.local import only_host
-from distcore.launchers.planning import (
-    AGENT,
-    check_restarts,
-    gpus_of,
-    need_nproc,
-    quiet_agent,
-    train_arguments,
-    variables,
-)
+from distcore.launchers.planning import agent_command, check_restarts, need_nproc
 from distcore.launchers.running import run_command
 
 LAST_CALL = 10
@@ -32,15 +24,13 @@ class TorchrunLauncher:
         nproc = host.slots if host and host.chosen is not None else need_nproc("torchrun", spec)
         _check_endpoint(spec.value, most)
         check_restarts(spec, nproc)
-        agent = (
+        flags = (
             *("--nnodes", str(most) if least == most else f"{least}:{most}", "--nproc-per-node", str(nproc)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", spec.value or "127.0.0.1:0"),
             *("--rdzv-id", "distcore", "--rdzv-conf", f"last_call_timeout={LAST_CALL}"),
             *("--max-restarts", str(spec.max_restarts), "--shutdown-timeout", str(int(spec.timeout))),
         )
-        words = (spec.here.python, "-m", AGENT, *agent, "--module", "distcore", *train_arguments(spec))
-        environment = {**quiet_agent(spec), **variables(spec), **gpus_of(host)}
-        return Plan(commands=(Command(words=words, environment=environment),), patience=spec.timeout)
+        return Plan(commands=(agent_command(spec, flags, host),), patience=spec.timeout)
 
     def run(self, plan: Plan) -> int:
         """Become the agent."""

@@ -19,8 +19,6 @@ from distcore.errors import ConfigError, nearest
 
 OWN = ("train", "eval", "predict", "checkpoint", "check", "new", "strategies", "tasks")
 """The commands of the core, as the help lists them."""
-ELSEWHERE = dict.fromkeys(("compare", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"}
-"""Commands that come with distcore in distributions of their own, to the end of its name."""
 _SUMMARY = re.compile(r'^SUMMARY = "(.*)"$', re.M)
 
 
@@ -31,8 +29,8 @@ def command_module(name: str) -> Any:
     installed = registry.offers("commands")
     if name in installed or _is_blocked(name):
         return registry.load("commands", name)
-    if name in ELSEWHERE:
-        how = registry.how_to_install(f"distcore-{ELSEWHERE[name]}")
+    if owner := registry.ELSEWHERE["commands"].get(name):
+        how = registry.how_to_install(f"distcore-{owner}")
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
     raise ConfigError(f"no command named {name!r}{nearest(name, known)} (commands: {', '.join(known)})")

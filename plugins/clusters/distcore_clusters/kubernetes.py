@@ -11,16 +11,9 @@ from typing import Any
 
 import yaml
 
-from distcore.errors import ConfigError, nearest
-from distcore.launchers.contract import Plan, Spec
-from distcore.launchers.planning import (
-    fixed_nodes,
-    need_nproc,
-    need_out,
-    refuse,
-    train_arguments,
-    variables,
-)
+from distcore import ConfigError, nearest
+from distcore.launchers import Plan, Spec, need_nproc, rank_variables, refuse, train_command
+from distcore_clusters.planning import fixed_nodes, need_out
 
 PORT = 29500
 """Port of the store in the first pod; each pod has an address of its own, so that jobs cannot meet."""
@@ -120,10 +113,10 @@ def _trainjob(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> li
     trainer = {
         "image": options["image"],
         "command": ["torchrun"],
-        "args": ["--no-python", "distcore", *_arguments(spec)],
+        "args": ["--no-python", *_program(spec)],
         "numNodes": nodes,
         "numProcPerNode": nproc,
-        "env": [{"name": name, "value": value} for name, value in variables(spec).items()],
+        "env": [{"name": name, "value": value} for name, value in rank_variables(spec).items()],
         "resourcesPerNode": _gpus(spec, nproc),
     }
     pod = {
@@ -161,10 +154,10 @@ def _pod(spec: Spec, nodes: int, nproc: int, options: dict[str, str], master: st
         "name": NODE,
         "image": options["image"],
         "workingDir": options["mount"],
-        "command": [*agent, "--no-python", "distcore", *_arguments(spec)],
+        "command": [*agent, "--no-python", *_program(spec)],
         "env": [
             {"name": RANK, "valueFrom": {"fieldRef": index}},
-            *({"name": name, "value": value} for name, value in variables(spec).items()),
+            *({"name": name, "value": value} for name, value in rank_variables(spec).items()),
         ],
         "resources": _gpus(spec, nproc),
         "volumeMounts": mounts,
@@ -177,9 +170,10 @@ def _pod(spec: Spec, nodes: int, nproc: int, options: dict[str, str], master: st
     }
 
 
-def _arguments(spec: Spec) -> list[str]:
-    """Return the arguments of ``distcore``; they make a restarted pod resume."""
-    return [*train_arguments(spec), *(() if spec.resume else ("--resume", "auto"))]
+def _program(spec: Spec) -> list[str]:
+    """Return the command of a rank, ``distcore`` with arguments that make a restarted pod resume."""
+    _python, _m, *program = train_command(spec)  # an image has an interpreter of its own
+    return [*program, *(() if spec.resume else ("--resume", "auto"))]
 
 
 def _gpus(spec: Spec, nproc: int) -> Tree:

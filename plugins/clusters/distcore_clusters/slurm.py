@@ -5,19 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Plan, Spec
-from distcore.launchers.planning import (
-    fixed_nodes,
+from distcore import ConfigError
+from distcore.launchers import (
+    Command,
+    Plan,
+    Spec,
     need_nproc,
-    need_out,
+    rank_variables,
     refuse,
-    refuse_slots,
+    run_command,
     train_command,
-    variables,
     variables_elsewhere,
 )
-from distcore.launchers.running import run_command
+from distcore_clusters.planning import fixed_nodes, need_out, refuse_slots
 
 NOTICE = 120
 """Seconds before its time limit at which a job gets SIGTERM, for a checkpoint."""
@@ -46,7 +46,7 @@ class SlurmLauncher:
         if spec.here.inside:
             refuse("slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}")
             size = (f"--nodes={nodes}", f"--ntasks-per-node={nproc}", *_machines(spec))
-            command = Command(words=(*step, *size, *train_command(spec)), environment=variables(spec))
+            command = Command(words=(*step, *size, *train_command(spec)), environment=rank_variables(spec))
             return Plan(commands=(command,), patience=spec.timeout)
         need_out("slurm", spec, "a job that was requeued goes on in its run folder")
         if spec.here.out_exists and not spec.resume:

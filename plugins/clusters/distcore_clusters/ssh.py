@@ -13,21 +13,9 @@ import threading
 import time
 from contextlib import ExitStack
 
-from distcore.errors import ConfigError, RankError, StoppedError
-from distcore.launchers.contract import Command, Host, Plan, Spec
-from distcore.launchers.hosts import limited
-from distcore.launchers.planning import (
-    AGENT,
-    LIFELINE,
-    fixed_nodes,
-    gpus_of,
-    port_of,
-    quiet_agent,
-    refuse,
-    train_arguments,
-    variables_elsewhere,
-)
-from distcore.launchers.running import check_programs, write_files
+from distcore import ConfigError, RankError, StoppedError
+from distcore.launchers import Command, Host, Plan, Spec, agent_command, check_programs, refuse, write_files
+from distcore_clusters.planning import fixed_nodes, limited, port_of
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 """No question for a password, and an end within 45 seconds where the machine or the link is gone."""
@@ -54,7 +42,7 @@ class SshLauncher:
 
     def run(self, plan: Plan) -> int:
         """Start all agents and wait for them; once one fails, the others end, too."""
-        from distcore.launchers.processes.contexts import handle_stop_signals
+        from distcore.jobs import handle_stop_signals
 
         check_programs(plan)
         write_files(plan.files)
@@ -73,13 +61,12 @@ class SshLauncher:
 def _command(spec: Spec, hosts: tuple[Host, ...], node: int) -> Command:
     """Return the command that starts the agent of machine number ``node``."""
     host = hosts[node]
-    agent = (
-        *(LIFELINE, "--nnodes", str(len(hosts)), "--node-rank", str(node), "--nproc-per-node", str(host.slots)),
+    flags = (
+        *("--nnodes", str(len(hosts)), "--node-rank", str(node), "--nproc-per-node", str(host.slots)),
         *("--master-addr", hosts[0].name, "--master-port", str(port_of(spec))),
         *("--shutdown-timeout", str(int(spec.timeout))),
     )
-    words = (spec.here.python, "-m", AGENT, *agent, "--module", "distcore", *train_arguments(spec))
-    there = Command(words=words, environment={**quiet_agent(spec), **variables_elsewhere(spec), **gpus_of(host)})
+    there = agent_command(spec, flags, host, elsewhere=True)
     settings = "env " if there.environment else ""
     line = f"cd {shlex.quote(spec.here.folder)} && exec {settings}{there}"
     return Command(words=("ssh", *OPTIONS, host.name, line), host=host.name)

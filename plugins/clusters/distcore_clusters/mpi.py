@@ -5,24 +5,26 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping
 
-from distcore.errors import ConfigError, nearest
-from distcore.launchers.contract import Command, Host, Plan, Spec
-from distcore.launchers.hosts import limited
-from distcore.launchers.planning import (
-    fixed_nodes,
+from distcore import ConfigError, nearest
+from distcore.launchers import (
+    Command,
+    Host,
+    Plan,
+    Spec,
+    check_programs,
     need_nproc,
-    port_of,
     refuse,
-    refuse_slots,
+    run_command,
     train_command,
     variables_elsewhere,
 )
-from distcore.launchers.running import check_programs, run_command
-from distcore.plugin.strategy.contract import LOOPBACK
+from distcore_clusters.planning import fixed_nodes, limited, port_of, refuse_slots
 
 KINDS = ("openmpi", "mpich")
 OPEN_MPI, HYDRA = "mpirun", "mpiexec.hydra"
 """Programs of Open MPI, and of MPICH and Intel MPI. No other MPI has a program of the second name."""
+LOOPBACK = "127.0.0.1"
+"""Address of rank 0 where all ranks are on this machine."""
 
 
 class MpiLauncher:

@@ -1,0 +1,52 @@
+"""Common parts of the plans: machines and their number, the port at which ranks meet, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+from distcore import ConfigError
+from distcore.launchers import Host, Spec
+
+
+def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:
+    """Return the first ``nodes`` of ``hosts`` with ``nproc`` ranks each; raises ConfigError if there are too few."""
+    if nodes is not None:
+        if nodes[1] > len(hosts):
+            names = ", ".join(host.name for host in hosts)
+            raise ConfigError(f"--nodes {nodes[1]}: there are {len(hosts)} machines: {names}")
+        hosts = hosts[: nodes[1]]
+    if nproc is None:
+        return hosts
+    for host in hosts:
+        if host.slots < nproc:
+            raise ConfigError(f"--nproc {nproc}: {host.name} has {host.slots} slot(s)")
+    return tuple(replace(host, slots=nproc, chosen=host.chosen and host.chosen[:nproc]) for host in hosts)
+
+
+def port_of(spec: Spec) -> int:
+    """Return a TCP port of the job's own, below the ports that systems give out by themselves."""
+    return 10_000 + crc32(spec.here.job.encode()) % 20_000
+
+
+def fixed_nodes(name: str, spec: Spec) -> int | None:
+    """Return the number of machines, ``None`` if it was not given; raises ConfigError for a range."""
+    if spec.nodes and spec.nodes[0] != spec.nodes[1]:
+        least, most = spec.nodes
+        raise ConfigError(
+            f"--nodes {least}:{most}: --launcher {name} starts a fixed number; --launcher torchrun can go from "
+            f"{least} to {most}"
+        )
+    return spec.nodes[1] if spec.nodes else None
+
+
+def refuse_slots(name: str, spec: Spec) -> None:
+    """Raise ConfigError if GPUs were chosen, for an engine that cannot choose GPUs."""
+    if any(host.chosen is not None for host in spec.hosts or ()) or ":" in f"{spec.include}{spec.exclude}":
+        raise ConfigError(f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude")
+
+
+def need_out(name: str, spec: Spec, why: str) -> None:
+    """Raise ConfigError without ``--out``: each attempt would begin in a folder of its own."""
+    if not spec.out:
+        raise ConfigError(f"--launcher {name}: {why}: add --out DIR")
