@@ -15,7 +15,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 EXAMPLE = Path(__file__).parents[2] / "examples/notebook.ipynb"
 LONG = "train(config.model_copy(update={'epochs': 4000, 'out': 'runs/long'}), Line())"
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ranks, pytest.mark.needs("distcore-ddp"), pytest.mark.timeout(120)]
 
 
 class Kernel:
