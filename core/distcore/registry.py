@@ -1,7 +1,7 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
-``.launchers``, ``.rank_environments`` and ``.commands``; the user types the name of an entry point.
+``.launchers``, ``.rank_environments``, ``.exports`` and ``.commands``; the user types the name of an entry point.
 ``distcore.default_task`` has one entry point, the task of a config without a task. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
 only those names or distributions beside those of the core (empty: no others). ``-p no:NAME`` blocks a name or a
 distribution. Both take effect before any import.
@@ -28,12 +28,14 @@ from distcore.errors import StrategyError, nearest, raised_at
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
     "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
-    "default_task": "default task",
+    "default_task": "default task", "exports": "exporter",
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
     "commands": dict.fromkeys(("compare", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
+    "exports": {"huggingface": "tasks"},
+    "extensions": {"profile": "workbench"},
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
 }
 """By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""

@@ -3,6 +3,7 @@ from distcore.checkpoint.distance import Distance as Distance
 from distcore.checkpoint.distance import distance as distance
 from distcore.config.keys import EXECUTION as EXECUTION
 from distcore.data.per_epoch import in_epoch as in_epoch
+from distcore.distributed.devices import COLLECTIVES as COLLECTIVES
 from distcore.distributed.devices import count_devices as count_devices
 from distcore.distributed.devices import memory_overhead as memory_overhead
 from distcore.distributed.devices import peak_memory as peak_memory

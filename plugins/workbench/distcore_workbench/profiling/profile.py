@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from distcore.extensions.phases import PHASES, communication, table
-from distcore.launchers.processes.log_files import close_stderr
-from distcore.plugin.strategy.contract import Progress, Run, StepResult
-from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore import Progress, Run, StepResult, hookimpl
+from distcore.jobs import close_stderr
+from distcore_workbench.profiling.phases import PHASES, communication, table
 
 log = logging.getLogger("distcore")
 

@@ -1,4 +1,4 @@
-"""``--profile`` says where a step's time goes; ``--preset`` fills in what the user leaves open."""
+"""``--profile`` says where a step's time goes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+from text_task import TEXTS
 
-from distcore import RunConfig, load_config, train
-from distcore.config import dump_config
-from distcore.distributed.devices import has_fast_bf16
-from distcore.errors import ConfigError
-from distcore.extensions.phases import PHASES, overlap, union
-from distcore.extensions.profile import StepWindows
-from distcore.launchers import launch
-from distcore.resolve.resolve import resolve
+from distcore import launch, load_config, train
+from distcore_workbench.profiling.phases import PHASES, overlap, union
+from distcore_workbench.profiling.profile import StepWindows
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
 CHANGES = {
-    "model": "bert-tiny", "max_steps": 12, "global_batch_size": 8, "device": "cpu", "extensions.progress": False,
+    "task": TEXTS, "max_steps": 12, "global_batch_size": 8, "device": "cpu", "extensions.progress": False,
     "extensions.profile": {"wait": 2, "steps": 4, "traced": 2}, "checkpoints.best": None, "log_level": "error",
 }  # fmt: skip
 
@@ -46,6 +41,7 @@ def test_the_phases_of_one_process_add_up_to_the_step(rows: str, tmp_path: Path)
     assert {"distcore:forward", "distcore:backward"} <= {event.get("name") for event in trace}
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_two_ranks_show_the_all_reduce_in_the_backward_pass(
     rows: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -93,49 +89,3 @@ def test_time_that_collectives_share_counts_once() -> None:
     busy = union([(5, 7), (0, 2), (1, 3)])
     assert busy == [(0, 3), (5, 7)]
     assert overlap((2, 6), busy) == 2
-
-
-def test_a_preset_gives_way_to_what_the_user_says() -> None:
-    fast = load_config(None, {"preset": "fast"})
-    assert (fast.loader.length_grouping, fast.precision) == ("auto", "auto")
-    mixed = load_config(None, {"preset": "fast", "precision": "fp32", "loader.length_grouping": "window"})
-    assert (mixed.loader.length_grouping, mixed.precision) == ("window", "fp32")
-    assert load_config(None, {}).loader.length_grouping == "batch"
-
-
-def test_a_preset_fills_in_a_config_made_in_python_and_is_not_applied_again_to_what_a_card_repeats() -> None:
-    fast = RunConfig(preset="fast", loader={"workers": 1}, precision="fp32")
-    assert (fast.loader.length_grouping, fast.loader.workers, fast.precision) == ("auto", 1, "fp32")
-    assert "preset" not in dump_config(fast, defaults=False)
-    assert load_config(None, {"preset": "fast", "precision": "fp32"}) == RunConfig(preset="fast", precision="fp32")
-
-
-def test_an_unknown_preset_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="preset = 'fats'"):
-        load_config(None, {"preset": "fats"})
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "batch"),
-        ({"precision": "bf16"}, "window"),
-        ({"padding_free": "off"}, "batch"),  # a trial of tune, which must not change the order of the rows
-        ({"task": "image-classification", "data": "shapes"}, "window"),  # has no form without padding
-        ({"strategy": "mesh", "nproc": 2}, "batch"),  # it pads, but may go on with what another strategy began
-    ],
-)
-def test_length_grouping_auto_is_windows_where_they_save_time(
-    rows: str, changes: dict[str, object], expected: str
-) -> None:
-    job = {"data": rows, "model": "bert-tiny", "device": "cpu", "precision": "fp32", "loader.length_grouping": "auto"}
-    if "task" in changes:
-        del job["model"]
-    assert resolve(load_config(None, job | changes)).config.loader.length_grouping == expected
-
-
-def test_precision_auto_takes_bf16_only_where_the_hardware_has_it(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(None, {"precision": "auto", "data": rows, "device": "cpu"})
-    assert resolve(config).config.precision == ("bf16" if has_fast_bf16() else "fp32")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    assert resolve(config).config.precision == "fp32"

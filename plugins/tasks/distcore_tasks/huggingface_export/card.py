@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import nn
 
-from distcore.checkpoint.provenance import provenance, without_folder
-from distcore.config import RunConfig, dump_config
-from distcore.extensions.metrics import lines_up_to
-from distcore.resolve.usual import differing, usual
+from distcore import TrainedModel
+from distcore_tasks.huggingface_export.settings import shareable_settings, without_folder
 
 FILE = "README.md"
 """The file of a model folder that hubs show."""
@@ -40,50 +38,46 @@ AUTO_CLASSES = {
 """peft's name of a task, to its class that loads an adapter with its base."""
 
 
-def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
+def write_card(to: Path, trained: TrainedModel) -> None:
     """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
-    ``module`` is the whole model, or the base of an adapter. ``config`` and ``job_state``, with an entry ``weights``,
-    are those of the checkpoint. ``run`` is its run folder; the card uses its metrics and report, if they exist.
+    The card uses the metrics of the run folder, if they exist.
     """
-    model = type(module).__name__
+    model = type(trained.module).__name__
     kind, auto = next((both for end, both in KINDS.items() if model.endswith(end)), (None, "AutoModel"))
     is_adapter = (to / ADAPTER_CONFIG).is_file()
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
     head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
-    use = _how_to_use(to, module, config) if is_adapter else _how_to_load(to, auto)
-    body = _body(to.name, model, config, job_state, run, use)
-    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *body]
+    use = _how_to_use(to, trained.module) if is_adapter else _how_to_load(to, auto)
+    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _body(
-    name: str, model: str, config: RunConfig, job_state: dict[str, Any], run: Path, use: Iterable[str]
-) -> Iterator[str]:
-    known = provenance(model, job_state, config, run)
+def _body(name: str, trained: TrainedModel, use: Iterable[str]) -> Iterator[str]:
+    known, decay = trained.provenance, trained.config.ema.decay
     yield f"# {name}"
     yield ""
-    yield f"A {model} of the task {known.task}, trained with distcore for {known.steps} optimizer steps."
-    if job_state["weights"] == "ema":
-        yield f"Its weights are an exponential moving average of those that were trained, of decay {config.ema.decay}."
+    yield f"A {known['model']} of the task {known['task']}, trained with distcore for {known['steps']} optimizer steps."
+    if trained.is_average:
+        yield f"Its weights are an exponential moving average of those that were trained, of decay {decay}."
     yield from use
-    if metrics := _evaluation(run, known.steps):
+    if metrics := _evaluation(trained.checkpoint.absolute().parent.parent, int(known["steps"])):
         yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")
         yield from (f"| {metric} | {value:.4g} |" for metric, value in metrics.items())
     yield from ("", "## Data", "")
-    yield f"- training: {known.data}, {known.rows}"
-    yield f"- SHA-256 of the training rows: `{known.data_sha256}`"
+    yield f"- training: {known['data']}, {known['rows']}"
+    yield f"- SHA-256 of the training rows: `{known['data_sha256']}`"
     yield from ("", "## Training", "")
-    ranks = f"{known.ranks} rank{'s' * (known.ranks != 1)}"
-    yield f"- strategy {known.strategy}, {ranks}, device {known.device}, precision {known.precision}"
-    yield f"- {known.environment}"
+    ranks = f"{known['ranks']} rank{'s' * (known['ranks'] != '1')}"
+    yield f"- strategy {known['strategy']}, {ranks}, device {known['device']}, precision {known['precision']}"
+    yield f"- {known['environment']}"
     yield from (
         "",
         "What differs from the defaults; as a file, `distcore train config.yaml` trains it again:",
         "",
         "```yaml",
     )
-    yield _shareable(config).strip()
+    yield yaml.safe_dump(shareable_settings(trained.config), sort_keys=False, allow_unicode=True).strip()
     yield "```"
 
 
@@ -98,7 +92,7 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
     yield "```"
 
 
-def _how_to_use(to: Path, module: Any, config: RunConfig) -> Iterator[str]:
+def _how_to_use(to: Path, module: Any) -> Iterator[str]:
     """Yield code that loads an adapter. The base of a classifier may have a head for other classes."""
     settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     auto = AUTO_CLASSES.get(settings["task_type"], "AutoPeftModel")
@@ -117,22 +111,10 @@ def _evaluation(run: Path, step: int) -> dict[str, float]:
     """Return the metrics of the evaluation after ``step``, as metrics.jsonl has them; none if there was no such one."""
     file = run / "metrics.jsonl"
     metrics: dict[str, object] = {}
-    for line in lines_up_to(step, file) if file.is_file() else ():
-        values = json.loads(line)
-        if values.get("step") == step:
-            metrics |= {key.removeprefix("eval/"): value for key, value in values.items() if key.startswith("eval/")}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        with suppress(ValueError, LookupError, TypeError):  # a killed run may have cut a line off
+            values = json.loads(line)
+            if values["step"] == step:
+                metrics |= {key[5:]: value for key, value in values.items() if key.startswith("eval/")}
     counts = ("unique", "dataset_size")  # the same as ``evaluated``
     return {name: value for name, value in metrics.items() if isinstance(value, float | int) and name not in counts}
-
-
-def _shareable(config: RunConfig) -> str:
-    """Return the values that differ from the defaults as YAML, with absolute paths cut to their last part."""
-    shared = json.loads(json.dumps(config.model_dump(mode="json")), object_hook=_without_folders)
-    known = yaml.safe_load(dump_config(RunConfig.model_validate(shared), defaults=False))
-    return yaml.safe_dump(differing(known, usual(config)), sort_keys=False, allow_unicode=True)
-
-
-def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
-    return {
-        without_folder(key): without_folder(value) if isinstance(value, str) else value for key, value in tree.items()
-    }

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from distcore.model.lora import ADAPTER, fully_trained_in
-from distcore.model.transformers_log import silence_transformers
+from distcore import silence_transformers
 
 WEIGHTS = "adapter_model.safetensors"
 """The file of the adapter's weights, as peft calls it."""
@@ -29,7 +28,7 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     from safetensors.torch import save_file
 
     to.mkdir(parents=True, exist_ok=True)
-    settings = module.peft_config[ADAPTER]
+    [(name, settings)] = module.peft_config.items()
     settings.inference_mode = True
     settings.base_model_name_or_path = base or str((to / BASE).absolute())
     if not isinstance(settings.target_modules, str):
@@ -40,8 +39,8 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     settings.save_pretrained(to)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensors = get_peft_model_state_dict(module, adapter_name=ADAPTER, save_embedding_layers=False)
-    contiguous = {f"{PREFIX}{name}": tensor.detach().contiguous() for name, tensor in tensors.items()}
+        tensors = get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=False)
+    contiguous = {f"{PREFIX}{path}": tensor.detach().contiguous() for path, tensor in tensors.items()}
     save_file(contiguous, to / WEIGHTS, metadata={"format": "pt"})
     if base is None:
         with silence_transformers():
@@ -51,11 +50,13 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
 def take_out(module: Any, merge: bool) -> Any:
     """Remove the adapter from ``module``, in place, or merge it into the weights; return the module."""
     from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
 
-    for path, copy, original in list(fully_trained_in(module)):
-        _replace(module, path, copy if merge else original)
+    [adapter] = module.peft_config
     for path, layer in list(module.named_modules()):
-        if isinstance(layer, LoraLayer):
+        if isinstance(layer, ModulesToSaveWrapper):  # a module that was trained whole
+            _replace(module, path, layer.modules_to_save[adapter] if merge else layer.original_module)
+        elif isinstance(layer, LoraLayer):
             if merge:
                 layer.merge()
             _replace(module, path, layer.get_base_layer())

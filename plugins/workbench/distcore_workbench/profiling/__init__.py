@@ -1,0 +1,1 @@
+"""``distcore train --profile``, an extension: where the time of a step goes."""
