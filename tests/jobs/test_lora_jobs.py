@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
-from safetensors import safe_open
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM
 
 import distcore
 from distcore import load_config
@@ -75,46 +73,6 @@ def test_a_checkpoint_holds_the_adapter_and_its_optimizer_alone(trained: Path) -
     assert all(".lora_A." in name or ".lora_B." in name or ".modules_to_save." in name for name in weights)
     whole = {name.partition(".modules_to_save.")[0] for name in weights if ".modules_to_save." in name}
     assert whole == {"classifier", "bert.pooler.dense"}
-
-
-def test_a_folder_for_peft_and_a_merged_one_answer_as_predict_does(
-    trained: Path, run_folder: Path, tmp_path: Path
-) -> None:
-    from peft import AutoPeftModelForSequenceClassification, PeftModel
-
-    data = run_folder.parent / "rows.jsonl"
-    assert main(f"predict {trained}/run --data {data} --out {tmp_path}/lines.jsonl".split()) == 0
-    assert main(["checkpoint", "export", f"{trained}/run", "--to", f"{tmp_path}/adapter"]) == 0
-    assert main(["checkpoint", "export", f"{trained}/run", "--to", f"{tmp_path}/merged", "--merged"]) == 0
-    expected = [json.loads(line)["scores"] for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
-    base = AutoModelForSequenceClassification.from_pretrained(trained / "base")
-    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
-    models = (
-        merged,
-        AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=2),
-        PeftModel.from_pretrained(base, str(tmp_path / "adapter")),
-    )
-    texts = [json.loads(line)["text"] for line in data.read_text().splitlines()]
-    tokens = AutoTokenizer.from_pretrained(tmp_path / "adapter")(texts, padding=True, return_tensors="pt")
-    for model in models:
-        with torch.no_grad():
-            scores = model.eval()(**tokens).logits.softmax(-1).tolist()
-        for row, line in zip(scores, expected, strict=True):
-            assert row == pytest.approx([line[merged.config.id2label[n]] for n in (0, 1)], abs=2e-6)
-    with safe_open(tmp_path / "merged/model.safetensors", "pt") as file:
-        assert not [name for name in file.keys() if "lora" in name or "base_layer" in name]  # noqa: SIM118
-
-
-def test_the_card_of_an_adapter_says_how_to_load_it(trained: Path, tmp_path: Path) -> None:
-    assert main(["checkpoint", "export", f"{trained}/run", "--to", f"{tmp_path}/adapter"]) == 0
-    card = ModelCard.load(tmp_path / "adapter/README.md")
-    assert (card.data.library_name, card.data.tags) == ("peft", ["distcore", "lora"])
-    assert "It is a LoRA adapter, of rank 2 and alpha 4; `base` is its base:" in card.text
-    assert str(trained) not in str(card)
-    code = card.text.split("```python\n")[1].split("```")[0].replace('"adapter"', repr(str(tmp_path / "adapter")))
-    found: dict[str, Any] = {}
-    exec(code, found)
-    assert found["model"].config.num_labels == 2
 
 
 @pytest.mark.parametrize(

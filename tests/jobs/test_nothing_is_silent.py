@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -119,18 +118,6 @@ def test_a_refusal_to_train_on_names_the_flag_that_was_typed(
     assert f"steps, by {key}, were 2 and are {steps}: " in err
     assert err.endswith(f"accept that with --resume-changed {key}\n")
     assert "total_steps" not in err
-
-
-def test_all_files_of_an_export_have_the_mode_that_the_umask_leaves(
-    trained: Path, work_folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = os.umask(0o027)
-    try:
-        code, *_ = call("checkpoint export run --to model", capfd)
-    finally:
-        os.umask(before)
-    assert code == 0
-    assert {stat.S_IMODE(file.stat().st_mode) for file in (work_folder / "model").iterdir()} == {0o640}
 
 
 @pytest.mark.parametrize(

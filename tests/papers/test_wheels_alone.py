@@ -134,6 +134,26 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
     )
 
 
+def test_the_profile_and_the_exporter_that_are_not_installed_say_how_to_get_them(
+    distributions: Path, core_alone: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "line.py").write_text(OWN_TASK)
+    job = ["-m", "distcore", "train", "--task", "line.py:Line", "--lr", "0.1", "--max-steps", "1", "--out", "run"]
+    how = f"Install it with: pip install --find-links {distributions} distcore"
+    done = run(core_alone, tmp_path, *job, "--profile")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"error: no extension named 'profile' \(installed: .*\)\. {re.escape(how)}-workbench\n",
+        after_first_line(done.stderr),
+    )
+    assert run(core_alone, tmp_path, *job).returncode == 0
+    done = run(core_alone, tmp_path, "-m", "distcore", "checkpoint", "export", "run", "--to", "model")
+    *_, line = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line == f"error: no exporter named 'huggingface' (installed: none). {how}-tasks"
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize("source", ["checkout", "wheels"])
 def test_the_line_that_an_error_names_installs_the_strategy(distributions: Path, tmp_path: Path, source: str) -> None:
     sources = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import resume_job
 import work_folder as work
+
+from distcore.cli.main import main
 
 
 @pytest.fixture
@@ -40,3 +43,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed")
     resume_job.run(out)
     return out
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with checkpoints after 5 and 6 steps, trained on ``rows.jsonl`` beside it; not to be written to."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [{"text": f"{word} {number}", "label": word} for number in range(60) for word in ("good", "bad")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = "--model bert-tiny --max-steps 6 --save-every 5 --keep-last 3 --set schedule.name=constant"
+    assert main(f"train --data {folder}/rows.jsonl {flags} --out {folder}/run".split()) == 0
+    return folder / "run"
