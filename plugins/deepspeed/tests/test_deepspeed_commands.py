@@ -103,6 +103,7 @@ def test_a_model_that_is_evaluated_at_stage_3_is_sharded() -> None:
         assert total / 2 <= kept < 0.51 * total + 32
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.ranks
 def test_an_export_of_a_sharded_run_keeps_weights_tied_and_warns_of_nothing(run_folder: Path, tmp_path: Path) -> None:
     ended = distcore(f"checkpoint export {run_folder} --to {tmp_path}/hf", dict(os.environ))
