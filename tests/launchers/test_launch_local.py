@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.distributed import is_initialized
+from torch.distributed import destroy_process_group, group, is_initialized
 
 from distcore import RankInfo, RunConfig, join_process_group
 from distcore.errors import ConfigError, RankError
@@ -235,6 +236,25 @@ def test_ranks_do_not_inherit_the_group_that_a_failed_run_of_the_caller_left() -
     join_process_group(RunConfig(device="cpu"), RankInfo())
     assert launch(is_initialized, nproc=2) == [False, False]
     assert not is_initialized()
+
+
+class Cycle:
+    """Garbage that only the collector frees."""
+
+    def __init__(self, kept: object) -> None:
+        self.itself, self.kept = self, kept
+
+
+@pytest.mark.ranks
+def test_ranks_do_not_free_a_group_that_is_garbage_of_the_caller() -> None:
+    join_process_group(RunConfig(device="cpu"), RankInfo())
+    gc.disable()
+    try:
+        Cycle(group.WORLD)
+        destroy_process_group()
+        assert launch(gc.collect, nproc=2, timeout=60) != []  # hangs in the destructor of the group, or crashes
+    finally:
+        gc.enable()
 
 
 @pytest.mark.ranks

@@ -7,6 +7,7 @@ and reports the first failure. torchelastic's agent is not used: it would add a 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -154,14 +155,20 @@ def _start_ranks(job: _Launch, port: int) -> PContext:
     method = start_method()
     if method == "spawn":
         check_spawnable(job.entry)
-    return start_processes(
-        name="rank",
-        entrypoint=rank_main,
-        args=dict.fromkeys(range(job.nproc), arguments),
-        envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
-        logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
-        start_method=method,
-    )
+    # A forked rank must not free what it inherits: a process group that is garbage here would wait for its threads,
+    # which a fork does not copy, or crash.
+    gc.freeze()
+    try:
+        return start_processes(
+            name="rank",
+            entrypoint=rank_main,
+            args=dict.fromkeys(range(job.nproc), arguments),
+            envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
+            logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
+            start_method=method,
+        )
+    finally:
+        gc.unfreeze()
 
 
 def _wait(job: _Launch, ranks: PContext) -> list[Any]:
