@@ -35,7 +35,7 @@ CORE = "distcore-core"
 ELSEWHERE = {
     "commands": dict.fromkeys(("compare", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
-    "extensions": {"profile": "workbench"},
+    "extensions": {"profile": "workbench"} | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
 }
 """By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""

@@ -105,6 +105,7 @@ def test_every_shipped_extension_documents_its_options() -> None:
         assert all(option.doc and option.default for option in options), name
 
 
+@pytest.mark.needs("distcore-trackers")
 def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
     quiet = with_extensions(config, progress=False, metrics=False).model_copy(update={"out": "quiet"})
     trackers: dict[str, Any] = dict.fromkeys(("tensorboard", "wandb", "mlflow"), True)

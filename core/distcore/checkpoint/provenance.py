@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from distcore import registry
+from distcore.checkpoint.reader import Checkpoint
 from distcore.config import RunConfig
 from distcore.plugin.report import Report
+from distcore.plugin.strategy.contract import Run
 
 PACKAGES = ("distcore-core", "torch", "transformers", "tokenizers")
 """Packages whose versions are recorded if they are installed, in addition to those of strategy and task."""
@@ -74,6 +76,12 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
         precision=config.precision,
         environment=", ".join(f"{package} {number}" for package, number in versions.items()),
     )
+
+
+def provenance_of(run: Run, checkpoint: Path) -> dict[str, str]:
+    """Return the provenance of a checkpoint of a run as texts by name."""
+    state, out = Checkpoint(checkpoint).job_state(), Path(str(run.config.out))
+    return provenance(type(run.module).__name__, state, run.config, out).facts()
 
 
 @cache  # it is asked for with every checkpoint

@@ -1,6 +1,7 @@
 from distcore.checkpoint import find as find
 from distcore.checkpoint.distance import Distance as Distance
 from distcore.checkpoint.distance import distance as distance
+from distcore.checkpoint.provenance import provenance_of as provenance_of
 from distcore.config.keys import EXECUTION as EXECUTION
 from distcore.data.per_epoch import in_epoch as in_epoch
 from distcore.distributed.devices import COLLECTIVES as COLLECTIVES

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from distcore.config import dump_config, flatten
-from distcore.extensions.tracking import Tracker, flat
-from distcore.plugin.strategy.contract import Progress, Run
+from distcore import Progress, Run, dump_config, flatten
+from distcore_trackers.tracking import Tracker, flat
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

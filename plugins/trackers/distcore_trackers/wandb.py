@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from distcore.extensions.tracking import Tracker
-from distcore.plugin.strategy.contract import Progress, Run
+from distcore import Progress, Run
+from distcore_trackers.tracking import Tracker
 
 if TYPE_CHECKING:
     import wandb

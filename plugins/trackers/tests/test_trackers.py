@@ -14,12 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from text_task import TEXTS
 
 from distcore import Evaluation, Progress, RunConfig, train
 from distcore.checkpoint import read_job_state
 from distcore.errors import StoppedError, StrategyError
-from distcore.extensions.tracking import Tracker
 from distcore.plugin.extensions import load_extensions
+from distcore_trackers.tracking import Tracker
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 wandb = pytest.importorskip("wandb")
@@ -103,8 +104,8 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("stop.py").write_text(STOP)
         config = RunConfig.model_validate(
             {
-                "task_options": {"data": "rows.json", "model": "bert-tiny"}, "max_steps": 5, "log_every": 1,
-                "save_every": 2, "out": "run", "device": "cpu",
+                "task": TEXTS, "task_options": {"data": "rows.json", "model": "bert-tiny"}, "max_steps": 5,
+                "log_every": 1, "save_every": 2, "out": "run", "device": "cpu",
                 "extensions": dict.fromkeys((*TRACKERS, "stop.py:Stop"), True) | {"progress": False},
             }
         )  # fmt: skip
@@ -221,7 +222,7 @@ def test_a_tracker_that_fails_is_one_line(
     monkeypatch.setenv("WANDB_BASE_URL", UNREACHABLE)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     wandb.teardown()  # what an earlier test has set up knows another address
-    monkeypatch.setattr("distcore.extensions.wandb.PATIENCE", 2)
+    monkeypatch.setattr("distcore_trackers.wandb.PATIENCE", 2)
     heard_by_pytest_alone(monkeypatch)
     run = made_up_run(tmp_path / "run")
     (tmp_path / "run/occupied").write_text("a file\n")

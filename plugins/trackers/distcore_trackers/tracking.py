@@ -10,14 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distcore.checkpoint import find, read_job_state
-from distcore.checkpoint.provenance import provenance
-from distcore.errors import StrategyError
-from distcore.extensions.metrics import numbers
+from distcore import Evaluation, Progress, Report, Run, StrategyError, World, hookimpl
 from distcore.files import strict_json, write_atomically
-from distcore.plugin.report import Report
-from distcore.plugin.strategy.contract import Evaluation, Progress, Run, World
-from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore.jobs import find, provenance_of
 
 log = logging.getLogger("distcore")
 
@@ -80,7 +75,7 @@ class Tracker(ABC):
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Record the metrics of an evaluation."""
-        self._try(lambda: self.scalars(_named("eval", numbers(evaluation.metrics)), progress.step))
+        self._try(lambda: self.scalars(_named("eval", _numbers(evaluation.metrics)), progress.step))
 
     @hookimpl
     def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
@@ -106,12 +101,11 @@ class Tracker(ABC):
             write_atomically(file, strict_json(known | {self.name: identifier}, indent=1))
 
     def _sum_up(self, run: Run, report: Report) -> None:
-        out, step = Path(str(run.config.out)), report["steps"]
+        step = report["steps"]
         tested = {name: value for name, value in report["evaluation"].items() if name in report["metrics"]}
-        self.scalars(_named("test", numbers(tested)), step)
-        if (path := find("auto", out)) is not None:
-            known = provenance(type(run.module).__name__, read_job_state(path), run.config, out)
-            for name, value in known.facts().items():
+        self.scalars(_named("test", _numbers(tested)), step)
+        if (path := find("auto", Path(str(run.config.out)))) is not None:
+            for name, value in provenance_of(run, path).items():
                 self.text(f"card/{name}", value, step)
 
     def _end(self, finished: bool) -> None:
@@ -132,6 +126,11 @@ class Tracker(ABC):
 def flat(values: Mapping[str, Any]) -> dict[str, str]:
     """Return config values by dotted key as texts, as trackers take them."""
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+
+
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the values that are numbers, without tables and texts."""
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def _named(group: str, values: Mapping[str, float]) -> dict[str, float]:

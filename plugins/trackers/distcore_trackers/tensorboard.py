@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from distcore.config import dump_config
-from distcore.extensions.tracking import Tracker
-from distcore.plugin.strategy.contract import Progress, Run
+from distcore import Progress, Run, dump_config
+from distcore_trackers.tracking import Tracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
