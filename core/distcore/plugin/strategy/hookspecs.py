@@ -1,9 +1,9 @@
-"""The hooks, in the order in which a run calls them. A strategy answers operations; anybody may hear events.
+"""The hooks, in the order in which a run calls them. A strategy implements operations; anybody may hear events.
 
 Operations have exactly one answer, never ``None``: pluggy reads ``None`` as "not mine", so the core turns it
 into an error that names strategy and hook. An operation that a strategy leaves out is done as in one process
 (``distcore.plugin.strategy.defaults``). An implementation names only the arguments it wants. An extension may wrap any
-operation with ``@hookimpl(wrapper=True)``.
+operation with ``@hookimpl(wrapper=True)``. The laws are those of docs/laws.md.
 
 Each example is a method of a strategy's class (operations) or of an extension's (events). The operations' examples
 together are a strategy that replicates the model; a test runs all of them.
@@ -54,7 +54,7 @@ class Operations:
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join the other ranks; once, first of all. Return the world *as the backend sees it*.
 
-        The launcher has put RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT into the
+        With several ranks, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in the
         environment. A backend that cannot give ``rank_info.size`` ranks must say so by its answer: the core compares
         and ends the run. Touch no device but your own. Serves law 8.
 
@@ -110,8 +110,9 @@ class Operations:
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
         """Say which rows of each global batch this rank takes; once for training, once per evaluation.
 
-        ``plan.split(epoch, step, shard, shards)`` splits a global batch; most strategies need not implement this.
-        Over all ranks each row of ``plan.rows(epoch, step)`` is taken exactly once. Serves laws 1 and 4.
+        Most strategies need no sampler of their own: the default calls ``plan.split(epoch, step, shard, shards)``.
+        Exactly one data shard takes each row of ``plan.rows(epoch, step)``; all ranks of a shard take the same rows.
+        Serves laws 1 and 4.
 
         Example::
 
@@ -130,8 +131,8 @@ class Operations:
         ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors on the CPU or
         already on the device. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the
         device. The default calls ``backward(loss(run.model, micro, batch))`` inside ``accumulate`` for each
-        micro-batch. A strategy that answers, such as a pipeline, never calls these two hooks; a warning names
-        extensions that wrap them. Serves laws 2 and 9.
+        micro-batch. A strategy that implements this hook, such as a pipeline, does not call ``accumulate`` and
+        ``backward``; a warning names extensions that wrap these. Serves laws 2 and 9.
 
         Example::
 
@@ -149,7 +150,8 @@ class Operations:
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return the context for forward and backward of one micro-batch; the ``last`` one synchronizes gradients.
 
-        Called once per micro-batch, at most ``run.accumulation`` times per step. Serves laws 2 and 9.
+        Called once per micro-batch; for a loss over the global batch, once more, because one micro-batch has forward
+        and backward in separate contexts. Serves laws 2 and 9.
 
         Example::
 
@@ -163,9 +165,9 @@ class Operations:
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Add the gradients of one micro-batch and return ``loss`` detached, a scalar on the device.
 
-        ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch every
-        rank has the mean of all ranks' gradients, or the sum if declared so. A strategy may also average at the start
-        of ``step``. With fp16, ``run.scaler`` scales the loss. Serves law 2.
+        ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch,
+        or at the start of ``step``, the strategy averages gradients over ranks, or sums them with
+        ``Capabilities(gradients="sum")``. With fp16, ``run.scaler`` scales the loss. Serves law 2.
 
         Example::
 
@@ -196,7 +198,7 @@ class Operations:
 
     @hookspec(firstresult=True)
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Return the sum over ranks of ``values``, float64, shape ``(n,)``, on every rank; at log time only.
+        """Return the sum over ranks of ``values``, float64, ``(n,)``, on every rank; for log lines and a resume.
 
         Example::
 
@@ -280,8 +282,8 @@ class Operations:
 class Events:
     """Events go to every plugin on every rank, and to a task that has methods of these names with ``@hookimpl``.
 
-    A listener must not change the run. It may say when: the answer ``"stop"``, ``"evaluate"`` or ``"save"``, or several
-    of them, is a wish, on which the ranks agree at the next log line. What it logs by ``run.log`` under the names in
+    A listener must not change the run. It may return ``"stop"``, ``"evaluate"``, ``"save"`` or several of them as a
+    request; ranks combine requests at the next log line. What it logs by ``run.log`` under the names in
     its ``logs`` is reduced there, too. Its methods ``state`` and ``load_state`` keep a JSON value in checkpoints.
     """
 
@@ -325,7 +327,7 @@ class Events:
 
     @hookspec
     def on_epoch_end(self, run: Run, progress: Progress) -> Answer:
-        """The last step of an epoch is done, and told by ``on_step_end``; ``progress.epoch`` is the next epoch's.
+        """An epoch is over; called after ``on_step_end`` of its last step. ``progress.epoch`` is already the next one.
 
         Example::
 
@@ -336,7 +338,9 @@ class Events:
 
     @hookspec
     def on_log(self, run: Run, record: dict[str, float]) -> Answer:
-        """Values reduced over ranks, every ``log_every`` steps and at the end: a line of metrics.jsonl.
+        """A log line is ready, every ``log_every`` steps and at the end.
+
+        Means are over all ranks; ``grad_norm`` is that of the last step, and the peak memory is this rank's.
 
         Example::
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from distcore.errors import StrategyError, TaskError
 
 Wish = Literal["stop", "evaluate", "save"]
-"""A wish of a listener, the answer of an event. Ranks agree on wishes at the next log line.
+"""A request of a listener, returned by an event. Ranks combine requests at the next log line.
 
 ``stop``: evaluate, save and end the run as if it were done. ``evaluate``, ``save``: do so once.
 """
 Answer = Wish | Iterable[Wish] | None
-"""The answer of an event: nothing, a wish, or several."""
+"""What an event returns: nothing, a request, or several."""
 WISHES: tuple[Wish, ...] = get_args(Wish)
 TAKEN = frozenset({
     "step", "epoch", "samples", "loss", "lr", "samples_per_second", "peak_memory_bytes", "grad_norm",
