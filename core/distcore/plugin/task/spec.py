@@ -1,9 +1,9 @@
 """The methods of a task, in the order in which the core calls them, each with an example that a test runs.
 
-A task needs ``prepare``, ``build_model`` and ``loss`` or ``row_loss``, and for its evaluation ``outputs`` and
-``report``, or ``sums`` and ``report_sums``; ``row_loss`` alone is enough, too. Every other method is optional: the core
-calls it if the task defines it. ``BoundTask`` looks them up once. The core tries evaluation and saving before the first
-step, so that a broken task fails at once.
+A task needs ``prepare``, ``build_model``, and ``loss``, ``row_loss``, or ``embed`` with ``batch_loss``. Evaluation
+needs ``row_loss``, ``outputs`` or ``generate`` with ``report``, or ``sums`` with ``report_sums``. Every other method is
+optional: the core calls it if the task defines it. ``BoundTask`` looks them up once. The core tries evaluation and
+saving before the first step, so that a broken task fails at once.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
-        """Return ``batch`` with the outputs of frozen models for its rows; before each call with a batch.
+        """Return ``batch`` with the frozen models' outputs for its rows; called before each method that gets a batch.
 
         The output for a row must depend on that row alone. Without gradient, under the core's autocast, in evaluation
         mode.
@@ -278,7 +278,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Return sums over the rows of ``batch``, by name: of any shape, the same for every batch, on any device.
+        """Return sums over the rows of ``batch``, by name, on any device; each has one shape for all batches.
 
         The core adds them up in float64 over all rows of the dataset, each once. Called as ``outputs`` is.
 
