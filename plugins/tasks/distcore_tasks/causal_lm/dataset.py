@@ -30,7 +30,7 @@ class Arrays:
     """The rows of one dataset. Row i reads ``lengths[i]`` tokens from ``starts[i]`` on."""
 
     tokens: np.ndarray
-    """All rows, concatenated, int32, shape ``(tokens,)``. A row's last target follows the tokens that the row reads."""
+    """All rows, concatenated, int32, ``(tokens,)``. A row's last target is the token after its last input token."""
     flags: np.ndarray
     """``COUNTED`` and ``FIRST`` for each token, uint8, shape ``(tokens,)``."""
     starts: np.ndarray
@@ -127,7 +127,7 @@ class SequenceDataset:
         return self.arrays.tokens[start : start + given].astype(np.int64)
 
     def completion(self, index: int) -> np.ndarray:
-        """Return the targets right behind the prompt of a row, up to the next other token, int32 ``(tokens,)``."""
+        """Return the targets right after a row's prompt, up to the next token that is none, int32 ``(tokens,)``."""
         begin = int(self.arrays.starts[index]) + len(self._prompt(index))
         end = int(self.arrays.starts[index] + self.arrays.lengths[index]) + 1
         gaps = np.flatnonzero((self.arrays.flags[begin:end] & COUNTED) == 0)

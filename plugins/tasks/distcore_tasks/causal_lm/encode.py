@@ -40,7 +40,10 @@ def _documents(part: Part[TextRows], tokenizer: Any, options: CausalOptions) -> 
 
 
 def _write_blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
-    """Cut the stream of all documents into blocks, and write them. Each token but the first is predicted once."""
+    """Cut the stream of all documents into blocks, and write them.
+
+    Each token is predicted once, except for the stream's first one, or each document's with ``split_documents``.
+    """
     with SequenceFiles(folder) as files:
         for tokens in documents:
             flags = np.full(len(tokens), COUNTED, np.uint8)
@@ -122,7 +125,9 @@ def _as_text(
                 before = apply_template(tokenizer, messages[:number], prompt=True) if number else ""
                 until = apply_template(tokenizer, messages[: number + 1], prompt=False)
                 if not (until.startswith(before) and whole.startswith(until)):
-                    raise DataError(f"the chat template writes message {number + 1} anew when others follow")
+                    raise DataError(
+                        f"the chat template renders the text up to message {number + 1} differently when more follows"
+                    )
                 spans.append((len(before), len(until.rstrip())))
     except DataError as error:
         raise part.problem(place, str(error)) from None

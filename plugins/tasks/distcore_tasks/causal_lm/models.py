@@ -1,4 +1,4 @@
-"""Causal language models: built-in GPT-2 and Llama shapes with random weights, local folders and hub models."""
+"""Causal language models: built-in GPT-2, Llama and Mixtral with random weights, local folders and hub models."""
 
 from __future__ import annotations
 

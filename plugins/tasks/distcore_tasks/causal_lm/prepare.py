@@ -36,7 +36,8 @@ CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_fro
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
+    Raises DataError, ModelError or ConfigError.
     """
     packed = options.packs(config)  # first, so that packing is refused before any file is read
     if not options.from_scratch:

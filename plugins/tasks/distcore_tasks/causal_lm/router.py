@@ -1,6 +1,6 @@
-"""The balance of a mixture of experts: a loss over the router's choices for all tokens of the global batch.
+"""The load-balancing loss of a mixture of experts, over the router's choices for all tokens of the global batch.
 
-It is the loss of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6), over the global batch. It
+It is the one of transformers for Mixtral and Qwen-MoE (Fedus et al. 2021, equations 4 to 6), over the global batch. It
 is a product of two means, so a sum over rows cannot compute it.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXPERTS = ("num_local_experts", "num_experts")
 """Names of the number of experts in configs of transformers."""
 COEFFICIENT = 0.02
-"""Weight of the balance in a built-in mixture of experts."""
+"""Weight of the load-balancing loss in a built-in mixture of experts."""
 
 
 class Router(NamedTuple):
@@ -34,7 +34,7 @@ class Router(NamedTuple):
     chosen: int
     """Experts for each token."""
     weight: float
-    """Weight of the balance if the model asks for it, else 0."""
+    """Weight of the load-balancing loss if the model asks for it, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,10 @@ class RouterOptions(TaskOptions):
     """Options of a task that can train a mixture of experts."""
 
     router_loss: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the balance of a mixture of experts; null: ``router_aux_loss_coef`` if ``output_router_logits``."""
+    """Weight of the load-balancing loss of a mixture of experts; null: the model's own.
+
+    That is ``router_aux_loss_coef`` if the config has ``output_router_logits``, 0.02 for a built-in model, else 0.
+    """
 
     def router(self) -> Router | None:
         """Return the router of the configured model; ``None`` if it is no mixture of experts."""
@@ -52,25 +55,25 @@ class RouterOptions(TaskOptions):
 
     @property
     def router_weight(self) -> float:
-        """The weight of the balance in the loss; raises ModelError if the model has no router."""
+        """The weight of the load-balancing loss; raises ModelError if the model has no router."""
         if self.router_loss == 0:
             return 0.0
         router = self.router()
         if router is None and self.router_loss:
             raise ModelError(
-                f"task_options.router_loss = {self.router_loss}: model {self.model} is no mixture of experts whose "
-                "router transformers balances; leave it out"
+                f"task_options.router_loss = {self.router_loss}: transformers has no load-balancing loss for "
+                f"model {self.model}; leave the option out"
             )
         return (self.router_loss or router.weight) if router else 0.0
 
     @property
     def whole_batch(self) -> bool:
-        """True if the loss has a balance over the global batch."""
+        """True if the loss includes the load-balancing loss, which is over the global batch."""
         return self.router_weight > 0
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """The name under which the balance is logged."""
+        """The name under which the load-balancing loss is logged."""
         return ("router",) if self.whole_batch else ()
 
 
@@ -89,9 +92,9 @@ def _router_of(folder: Path) -> Router | None:
 def choices(router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Tensor, rows: int) -> dict[str, Tensor]:
     """Return what the router chose for the tokens of each row, summed over layers.
 
-    ``layers`` has the router's logits, ``(places, experts)`` each; ``row`` is the row of each place, and ``counted``
-    whether a token is there, both ``(places,)``. ``chosen`` and ``probability`` are ``(rows, experts)``, ``routed`` is
-    ``(rows,)``: the tokens, once for each layer.
+    ``layers`` has the router's logits, ``(positions, experts)`` each; ``row`` is the row of each position, and
+    ``counted`` is False for padding, both ``(positions,)``. ``chosen`` and ``probability`` are ``(rows, experts)``;
+    ``routed``, ``(rows,)``, is the number of tokens times the number of layers.
     """
     import torch
 
@@ -108,7 +111,7 @@ def choices(router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Te
 
 
 def balance(embeddings: dict[str, Tensor]) -> Tensor:
-    """Return the balance of all rows of a global batch, at least 1 for one expert a token; the smaller, the evener."""
+    """Return the load-balancing loss of a global batch: with k experts per token, k if all are chosen equally often."""
     tokens = embeddings["routed"].sum().clamp(min=1)
     chosen, probability = (embeddings[name].sum(0) / tokens for name in ("chosen", "probability"))
     return (chosen * probability).sum() * len(chosen)

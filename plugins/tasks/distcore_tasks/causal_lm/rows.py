@@ -85,7 +85,7 @@ def _checked(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> It
 
 
 def _without_nulls(messages: Any) -> list[dict[str, object]]:
-    """Drop null keys from messages. A table gives every message the keys of all."""
+    """Drop keys with null values: in Parquet and Arrow every message has the keys of all messages."""
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
@@ -104,7 +104,7 @@ def _detect_form(source: Source, columns: Columns, forms: dict[Form, tuple[str, 
                 raise  # the source is unreadable
         else:
             if forms is GIVEN and form == "messages" and first and isinstance(first[0], str):
-                continue  # the only value of a row without column names is a prompt
+                continue  # a row that is a bare string fits every form: take it as a prompt
             return form
     known = ", ".join(
         f"{' and '.join(_column_names(wanted, columns).values())} ({form})" for form, wanted in forms.items()

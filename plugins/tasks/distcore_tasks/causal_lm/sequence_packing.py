@@ -44,7 +44,7 @@ class PackingOptions(TaskOptions):
     }
 
     packing: Annotated[Literal["auto", "on", "off"], BOOL] = "auto"
-    """Let short rows share a sequence; auto: as ``padding_free`` says, or if it is known to be exact for the model."""
+    """Let short rows share a sequence; auto: as ``padding_free``, and if that is auto, too, where known to be exact."""
     split_documents: bool = False
     """Isolate documents inside a block from each other; needs ``packing``."""
 
@@ -101,7 +101,7 @@ class PackedDataset(SequenceDataset):
 
     @property
     def pads(self) -> bool:
-        """False: apart from small gaps at the ends of sequences, a batch holds the tokens of its rows only."""
+        """False: rows are not padded to the longest; only the ends of sequences may have some padding."""
         return False
 
     def padded(self) -> SequenceDataset | None:

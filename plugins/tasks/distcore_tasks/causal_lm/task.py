@@ -70,7 +70,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         return sums | choices(router, layers, batch["row"].flatten(), batch["attention_mask"].flatten(), rows)
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
-        """Return the mean loss over the targets of the global batch, with the balance of the router over its tokens."""
+        """Return the mean loss over the targets of the global batch, with the load-balancing loss over its tokens."""
         uneven = balance(embeddings)
         log("router", uneven)
         return embeddings["loss"].sum() / embeddings["targets"].sum().clamp(min=1) + self.router_weight * uneven
@@ -94,7 +94,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
-        """Return the tokens of each ``prompt``, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``.
+        """Return ``prompt``, the tokens of each prompt as a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``.
 
         A row without a prompt has an empty prompt, and generates nothing. Without prompts in the batch, returns an
         empty dict. If ``max_new_tokens`` is 0, prompts without answers generate up to ``GENERATED`` tokens. After the
@@ -139,8 +139,8 @@ class CausalLM(SelectsLogits, CausalOptions):
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation also ``prompt`` and ``generated``.
 
-        Beside ``generated``, ``completion`` is what the data has there: the answer, or as many tokens of a document as
-        may be generated. Prompts without answers have ``prompt`` and ``generated`` alone.
+        With ``generated`` comes ``completion``, the expected text: the answer, or the document's next
+        ``max_new_tokens`` tokens. Prompts without answers have ``prompt`` and ``generated`` alone.
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
@@ -159,7 +159,7 @@ class CausalLM(SelectsLogits, CausalOptions):
                 line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
                 if isinstance(data.test, SequenceDataset):
                     expected = data.test.completion(index).tolist()
-                    ends = data.end in expected  # else it is a document, which goes on
+                    ends = data.end in expected  # else a document goes on, or the answer was cut
                     line["completion"] = tokenizer.decode(
                         expected[: expected.index(data.end) if ends else self.max_new_tokens]
                     )
@@ -185,9 +185,9 @@ class CausalLM(SelectsLogits, CausalOptions):
 def _predict(
     model: nn.Module, batch: dict[str, Tensor], **asked: bool
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return logits in fp32, ``(places, vocabulary)``, with the label and the row of each place, ``(places,)``.
+    """Return fp32 logits ``(positions, vocabulary)``, the label and row of each, and the router's logits by layer.
 
-    The places are the targets if the batch lists them, else all positions.
+    The positions are those of targets if the batch lists them, else all.
     """
     names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.

@@ -86,9 +86,9 @@ def _length_problem(tokens: int, options: CausalOptions) -> str | None:
     if not tokens:
         return "the prompt has no tokens"
     if tokens > options.max_seq_len:
-        most, option = options.max_seq_len, "max_seq_len"
+        most, remedy = options.max_seq_len, "raise task_options.max_seq_len"
     elif places is not None and tokens + new > places:
-        most, option = places - new, "max_new_tokens"
+        most, remedy = places - new, f"set task_options.max_new_tokens below {new}"
     else:
         return None
-    return f"the prompt has {tokens} tokens, but the model takes {most}: shorten it, or --set task_options.{option}=N"
+    return f"the prompt has {tokens} tokens, but at most {most} are allowed: shorten it, or {remedy}"

@@ -33,8 +33,9 @@ CACHED = CachedDatasets(kind="masked", version=1, embedded=EMBEDDED, made_from=M
 def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files' content. It does not contain ``mask_probability``, because rows are masked
-    batch by batch. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
+    It does not contain ``mask_probability``, because rows are masked batch by batch. Raises DataError, ModelError or
+    ConfigError.
     """
     check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]

@@ -25,7 +25,8 @@ CACHED = CachedDatasets(kind="preferences", version=1, embedded=EMBEDDED, made_f
 def prepare_preferences(options: PreferenceOptions, seed: int) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
+    Raises DataError, ModelError or ConfigError.
     """
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)

@@ -32,7 +32,8 @@ CACHED = CachedDatasets(kind="pairs", version=1, embedded=EMBEDDED, made_from=MA
 def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
+    Raises DataError, ModelError or ConfigError.
     """
     if options.max_new_tokens:
         check_scores()

@@ -39,8 +39,9 @@ class TextDatasets(TokenizedDatasets):
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files' content. For an existing entry, files are only read for their
-    digest, and neither parsed nor tokenized. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
+    For an existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError,
+    ModelError or ConfigError.
     """
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)

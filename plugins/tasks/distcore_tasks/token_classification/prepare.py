@@ -41,7 +41,8 @@ class TagDatasets(TokenizedDatasets):
 def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
+    Raises DataError, ModelError or ConfigError.
     """
     check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     settings = [asdict(options.columns), options.max_seq_len]

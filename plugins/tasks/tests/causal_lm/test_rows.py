@@ -167,7 +167,7 @@ def pretrained(folder: Path, template: str | None) -> str:
     [
         (None, "the model's tokenizer has no chat template"),
         ("{{ raise_exception('roles must alternate') }}", "row 1: the chat template refuses it: roles must alternate"),
-        ("{{ messages|length }}{{ messages[-1]['content'] }}", "row 1: the chat template writes message 3 anew"),
+        ("{{ messages|length }}{{ messages[-1]['content'] }}", "row 1: the chat template renders .* 3 differently"),
     ],
 )
 def test_a_template_that_does_not_serve_is_named(template: str | None, problem: str, tmp_path: Path) -> None:

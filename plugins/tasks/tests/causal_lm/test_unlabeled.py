@@ -86,7 +86,7 @@ def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalL
         (" ", "prompt is empty: fill it in or remove the row"),
         ([{"role": "user"}], "message 1 is an object with 1 keys, expected an object with role and content"),
         ([ANSWER], "the only message is the assistant's: give the one that it should answer"),
-        ("word " * 40, r"the prompt has \d+ tokens, but the model takes 32: .* --set task_options.max_seq_len=N"),
+        ("word " * 40, r"the prompt has \d+ tokens, but at most 32 are allowed: .* raise task_options.max_seq_len$"),
     ],
 )
 def test_a_bad_prompt_is_named_by_file_and_row(given: object, problem: str, prepared: tuple[CausalLM, Any]) -> None:
@@ -96,7 +96,7 @@ def test_a_bad_prompt_is_named_by_file_and_row(given: object, problem: str, prep
 
 def test_a_prompt_leaves_room_for_what_is_to_come(prepared: tuple[CausalLM, Any]) -> None:
     long = (CausalLM(max_seq_len=1024), prepared[1])
-    with pytest.raises(DataError, match=r"the model takes 960: .* --set task_options.max_new_tokens=N"):
+    with pytest.raises(DataError, match=r"at most 960 are allowed: .* set task_options.max_new_tokens below 64$"):
         unlabeled(long, "x" * 1000)
 
 
