@@ -32,7 +32,7 @@ class DataParallelStrategy:
         devices=frozenset({"cpu", "cuda"}),
         other_optimizers="all",
         ema=True,
-        why_not_compiled="copies modules to other devices, and compiled code stays with the first",
+        why_not_compiled="copies modules to other GPUs, but compiled code works on the first GPU only",
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),
     )
@@ -44,7 +44,7 @@ class DataParallelStrategy:
         return footprint.whole(meta_model, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself: a trace runs the whole batch on one device. With several, the first gets only its part."""
+        """Return itself. A trace runs the whole batch on one device, which overestimates the first of several GPUs."""
         return self
 
     @hookimpl

@@ -59,11 +59,11 @@ class DDPStrategy:
     find_unused: bool = False
     """Allow parameters that get no gradient in some steps. DDP then walks over the graph in every step."""
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """Send gradients in half precision: half the traffic, but gradients are rounded, so law 2 holds only roughly."""
+    """Send gradients in half precision: half the traffic. Rounding exempts it from laws 2 and 3, and parts of law 5."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` also all-reduces which were used."""
+        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds the mask of used parameters."""
         return Capabilities(
             spec_version=3,
             other_optimizers="all",
@@ -106,7 +106,8 @@ class DDPStrategy:
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Wrap the model in DDP. For an evaluation, only move it to the device."""
         model = model.to(run.world.device)
-        if make_optimizer is None:  # an evaluation needs no gradients, and under DDP every rank would need rows
+        # An evaluation needs no gradients, and DDP's forward may communicate, so that every rank would have to call it.
+        if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
         wrapped = DistributedDataParallel(
             model,
@@ -119,7 +120,7 @@ class DDPStrategy:
         wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
         if self.compression != "none":
             wrapped.register_comm_hook(None, compression_hook(self.compression))
-        # It runs a dummy backward: a static graph would record it, and with find_unused torch never rebuilds buckets.
+        # A dummy backward pass: a static graph would record it, and with find_unused torch never rebuilds buckets.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
         return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped))
