@@ -25,15 +25,15 @@ from distcore.plugin.task.task import Dataset, Datasets, Task
 log = logging.getLogger("distcore")
 
 SANITY_ROWS = 8
-"""Largest number of rows in a sanity check on a CPU."""
+"""Largest number of rows in a sanity check on a device that computes in main memory."""
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
     """Run the task's evaluation over ``dataset`` on all ranks, with the averaged weights if the run keeps an average.
 
     Returns the same result on every rank. The task's report may need ``data``, the run's datasets. Raises
-    AgreementError if a row comes back twice or not at all, because the strategy's sampler or gather is wrong, and if
-    ranks report other metrics; TaskError for invalid outputs of the task.
+    AgreementError if a row comes back twice or not at all, which is a fault of the strategy, or if ranks compute
+    different metrics; TaskError for invalid outputs.
     """
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
@@ -66,22 +66,28 @@ def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) 
 def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     """Evaluate one micro-batch on every rank and discard the result: a broken evaluation fails before the first step.
 
-    On an accelerator the micro-batch is the first, which has the longest rows, so that a lack of memory shows as well.
-    On a CPU it has a few rows, because the start would wait for more. These rows stand in for all rows of the
-    evaluation data, so that the task can report metrics and predictions. Raises TaskError.
+    The micro-batch is the first, which has the longest rows, so that a lack of memory shows as well. On a device that
+    computes in main memory it has at most ``SANITY_ROWS`` rows, so that the run starts sooner. These rows stand in for
+    all rows of the evaluation data, so that the task can report metrics and predictions. Raises TaskError.
     """
     bound, rows, collected = BoundTask.of(task), len(data.evaluation), Collected()
     if rows:
         collected = forward_all(run, hooks, data.evaluation, bound.evaluation(run), sanity=True)
         collected = collected.take(torch.arange(rows) % len(collected.index))
     metrics, best = bound.metrics(collected, data.evaluation, data), run.config.checkpoints.best
-    if best is not None and best not in metrics and run.world.is_main:  # of a task that declares no metrics
-        log.warning("the report has no %r, so no best checkpoint is kept; `metrics` of the task says what it has", best)
+    if best is not None and best not in metrics and run.world.is_main:  # the task declares no metrics
+        log.warning(
+            "the report has no %r, so no best checkpoint is kept; list the report's metrics in `metrics` of the task",
+            best,
+        )
     bound.try_predictions(collected.outputs, replace(data, test=data.evaluation))
 
 
 def _first_of(sampler: Sampler, rows: int | None) -> Sampler:
-    """Return a sampler of each step's first micro-batch alone, cut to its ``rows`` longest rows: its last ones."""
+    """Return a sampler of each step's first micro-batch only, cut to its last ``rows`` rows, the longest.
+
+    ``None``: uncut.
+    """
 
     def first(epoch: int, step: int) -> Sequence[MicroBatch]:
         micro = sampler(epoch, step)[0]

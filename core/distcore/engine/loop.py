@@ -40,8 +40,8 @@ def steps(
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
     """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
-    The loss is a scalar tensor on the device. Its sum over ranks, divided by ``run.loss_multiplier``, is the mean loss
-    over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if
+    The loss is a scalar tensor on the device. Its sum over shard leaders, divided by ``run.loss_multiplier``, is the
+    mean loss over the items of the global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if
     collation is random.
     """
     plan = training_plan(run.config, dataset)
@@ -97,7 +97,7 @@ def scaled_loss(
     autocast: AbstractContextManager[object],
     others: Mapping[str, Term] = NO_TERMS,
 ) -> StepLoss:
-    """Return a function that computes the share of a micro-batch in the step's mean loss; one of padding has weight 0.
+    """Return a function for a micro-batch's part of the step's mean loss, times ``run.loss_multiplier``; padding: 0.
 
     ``others`` has the scale of each additional term of the loss.
     """

@@ -157,7 +157,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
 def build_to_evaluate(
     config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets
 ) -> tuple[Run, Datasets]:
-    """Return a run that only evaluates, with the row form of its training, and matching datasets."""
+    """Return a run that only evaluates, with rows padded or not as in its training, and matching datasets."""
     return row_form.restore(build_run(config, hooks, world, task, data, training=False), task, data)
 
 
@@ -209,9 +209,9 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    A run ends early after ``patience`` evaluations without a better one; a resume does not continue it. It ends when a
-    listener requests a stop, too; a resume continues it unless the listener requests that again at its start. After
-    SIGTERM or Ctrl-C it commits a checkpoint and raises StoppedError.
+    A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
+    if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
+    Ctrl-C the run commits a checkpoint and raises StoppedError.
     """
     config, last, stopping = run.config, None, False
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
@@ -245,7 +245,7 @@ def fit(
                 break
         saver.wait()
     if ended and "stop" in wishes:
-        log.info("a listener wished to stop: ended after step %d", progress.step)
+        log.info("an extension or the task requested a stop: ended after step %d", progress.step)
     elif ended and best and progress.step < run.total_steps:
         log.info("no better %s in %d evaluations: ended after step %d", best.metric, best.waited, progress.step)
     elif stopping:

@@ -1,7 +1,7 @@
 """A loss over the global batch: rows are embedded, their embeddings gathered, and each row's gradient sent back.
 
-All micro-batches but the last are embedded without gradients first, and again with them, from the same random state.
-The last one is embedded once, so that a step of one micro-batch has no second pass. The idea is that of GradCache (Gao
+Each micro-batch but the last is embedded twice from the same random state: first without gradients, then with them. The
+last one is embedded once, so that a step of one micro-batch has no second pass. The idea is that of GradCache (Gao
 et al. 2021).
 """
 
@@ -32,8 +32,8 @@ def whole_batch_step(
 ) -> Tensor:
     """Run forward and backward over the micro-batches of one step; return this rank's share of the loss.
 
-    The counterpart of the loop's ``train_step``, whose loss is a sum over rows. Rows are in the order of their numbers,
-    whatever the number of ranks.
+    Replaces the loop's ``train_step``, which handles a loss that is a sum over rows. ``batch_loss`` gets rows in
+    ascending order, for any number of ranks.
     """
     begun = torch.initial_seed()  # that of the step and the data shard
 
