@@ -33,9 +33,10 @@ KINDS = {
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
-    "commands": dict.fromkeys(("compare", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
+    "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
-    "extensions": {"profile": "workbench"} | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
+    "extensions": dict.fromkeys(("profile", "stopwatch"), "workbench")
+    | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
 }
 """By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""

@@ -53,7 +53,7 @@ def without_what_only_linux_has(out: Path) -> dict[str, Any]:
     imported = list(everything())
     fresh = import_module("distcore")
     import_module("distcore.jobs.train").errors_of_job()
-    import_module("distcore.launchers.processes.cores").foreign_load()
+    import_module("distcore.launchers.processes.cores").available_cores()
     with import_module("distcore.launchers.processes.contexts").raise_on_sigterm():
         pass
     config = {"device": "cpu", "lr": 0.01, "schedule": {"name": "constant"}, "extensions": {"progress": False}}

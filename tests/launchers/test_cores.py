@@ -92,11 +92,12 @@ def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
 @pytest.mark.needs("distcore-workbench")
 def test_a_comparison_on_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     from distcore_workbench.compare.comparison import warnings_of
+    from distcore_workbench.compare.foreign_load import foreign_load
 
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(psutil, "getloadavg", lambda: (0.9, 9.0, 9.0))
-    assert cores.foreign_load() is None
+    assert foreign_load() is None
     assert not list(warnings_of([], None))
     monkeypatch.setattr(psutil, "getloadavg", lambda: (1.1, 0.0, 0.0))
-    (warning,) = warnings_of([], cores.foreign_load())
+    (warning,) = warnings_of([], foreign_load())
     assert warning.startswith("load average 1.1 on 4 core(s): other programs are at work here, or just were")

@@ -1,19 +1,15 @@
-"""Numerical differences between two tensors, and between the parameters of two checkpoints."""
+"""Numerical differences between two tensors, and between the tensors of two checkpoints."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from distcore.checkpoint.reader import Checkpoint
-
-MODEL = "model/"
 
 
 class Difference(NamedTuple):
@@ -25,18 +21,6 @@ class Difference(NamedTuple):
     """L2 norm of the difference, divided by the norm of the expected tensor, or by 1 if that is zero."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Distance:
-    """The difference between the parameters of a checkpoint and of a reference."""
-
-    largest: float
-    """Largest absolute difference of two elements."""
-    relative: float
-    """L2 norm of all differences, divided by the norm of all parameters of the reference."""
-    tensor: str
-    """Name of the tensor with the largest difference; empty if there is no difference."""
-
-
 def difference(actual: Tensor, expected: Tensor) -> Difference:
     """Compare two tensors of any shape and dtype, in float64 on the CPU."""
     if actual.shape != expected.shape:
@@ -45,23 +29,6 @@ def difference(actual: Tensor, expected: Tensor) -> Difference:
     apart = actual.detach().cpu().double() - expected
     largest = float(apart.abs().max()) if apart.numel() else 0.0
     return Difference(largest, float(apart.norm()) / (float(expected.norm()) or 1.0))
-
-
-def distance(path: Path, reference: Path) -> Distance:
-    """Compare the models of two checkpoints, one tensor at a time; infinite if names or shapes differ."""
-    one, other = Checkpoint(path), Checkpoint(reference)
-    names = {name for name in {*one, *other} if name.startswith(MODEL)}
-    largest, where, apart, size = 0.0, "", 0.0, 0.0
-    for name in sorted(names):
-        if name not in one or name not in other or one.entry(name).shape != other.entry(name).shape:
-            return Distance(largest=math.inf, relative=math.inf, tensor=name.removeprefix(MODEL))
-        expected = other[name].double()
-        error = difference(one[name], expected)
-        norm = float(expected.norm())
-        apart, size = apart + (error.relative * (norm or 1.0)) ** 2, size + norm**2
-        if error.largest > largest or math.isnan(error.largest):  # NaN is not greater than anything
-            largest, where = error.largest, name.removeprefix(MODEL)
-    return Distance(largest=largest, relative=math.sqrt(apart / (size or 1.0)), tensor=where)
 
 
 def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]:

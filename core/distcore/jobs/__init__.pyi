@@ -1,7 +1,7 @@
 from distcore.checkpoint import find as find
-from distcore.checkpoint.distance import Distance as Distance
-from distcore.checkpoint.distance import distance as distance
+from distcore.checkpoint.distance import difference as difference
 from distcore.checkpoint.provenance import provenance_of as provenance_of
+from distcore.checkpoint.reader import Checkpoint as Checkpoint
 from distcore.config.keys import EXECUTION as EXECUTION
 from distcore.data.per_epoch import in_epoch as in_epoch
 from distcore.distributed.devices import COLLECTIVES as COLLECTIVES
@@ -13,14 +13,11 @@ from distcore.distributed.devices import total_memory as total_memory
 from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for
-from distcore.extensions.stopwatch import Stopwatch as Stopwatch
-from distcore.extensions.stopwatch import seconds_between as seconds_between
 from distcore.jobs.logs import set_up_logging as set_up_logging
 from distcore.jobs.train import check as check
 from distcore.launchers.processes.contexts import handle_stop_signals as handle_stop_signals
 from distcore.launchers.processes.contexts import raise_on_sigterm as raise_on_sigterm
 from distcore.launchers.processes.cores import crowding_warning as crowding_warning
-from distcore.launchers.processes.cores import foreign_load as foreign_load
 from distcore.launchers.processes.cores import threads_chosen as threads_chosen
 from distcore.launchers.processes.cores import threads_per_rank as threads_per_rank
 from distcore.launchers.processes.failures import one_line as one_line

@@ -11,13 +11,9 @@ import math
 import os
 from pathlib import Path
 
-import psutil
 import torch
 
 from distcore.config import RunConfig
-
-BUSY = 0.25
-"""Load of a core by other programs from which timings say little."""
 
 
 def available_cores() -> int:
@@ -84,13 +80,3 @@ def crowding_warning(config: RunConfig) -> str | None:
         f"nproc = {ranks} on {cores} core(s): ranks take turns on them, and each step waits for the last one; "
         f"--nproc {fewer} gives each a core of its own"
     )
-
-
-def foreign_load() -> float | None:
-    """Return the load average of the last minute if the machine is busy; otherwise ``None``.
-
-    Before this program starts work, it is the load of other programs. It refers to all cores of the machine, also in a
-    container with fewer cores.
-    """
-    load = psutil.getloadavg()[0]
-    return load if load > BUSY * (os.cpu_count() or 1) else None

@@ -14,11 +14,13 @@ from typing import TypeVar
 
 from distcore import ConfigError, RankError
 from distcore.files import strict_json
-from distcore.jobs import crowding_warning, distance, find, foreign_load, set_up_logging
+from distcore.jobs import crowding_warning, find, set_up_logging
 from distcore_workbench.compare.comparison_page import page
 from distcore_workbench.compare.comparison_rows import CompareRequest, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show
+from distcore_workbench.compare.distance import distance
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
+from distcore_workbench.compare.foreign_load import foreign_load
 from distcore_workbench.compare.runs import Failed, profile_run, time_run
 from distcore_workbench.pages.document import command_line
 

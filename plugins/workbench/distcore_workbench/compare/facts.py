@@ -13,8 +13,8 @@ from typing import Any
 
 from distcore import available_cores
 from distcore.files import strict_json
-from distcore.jobs import Distance
 from distcore_workbench.compare.comparison_rows import Row
+from distcore_workbench.compare.distance import Distance
 from distcore_workbench.compare.runs import Failed, Timing
 
 Facts = dict[str, Any]

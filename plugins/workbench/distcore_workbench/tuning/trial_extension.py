@@ -14,7 +14,8 @@ import numpy as np
 
 from distcore import BatchPlan, DistcoreError, MicroBatch, Progress, Run, Sampler, hookimpl
 from distcore.files import strict_json, write_atomically
-from distcore.jobs import Stopwatch, is_windowed, peak_memory, seconds_between, whole
+from distcore.jobs import is_windowed, peak_memory, whole
+from distcore_workbench.profiling.stopwatch import Stopwatch, seconds_between
 
 HEAVIEST = 2
 """Steps at the end of a trial, neither timed nor compared: those with most tokens and with the longest row."""

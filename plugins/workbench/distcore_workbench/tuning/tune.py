@@ -29,7 +29,6 @@ from distcore.jobs import (
     check,
     choose_form,
     count_devices,
-    foreign_load,
     freeze,
     handle_stop_signals,
     missing_compiler,
@@ -42,6 +41,7 @@ from distcore.jobs import (
     with_absolute_paths,
 )
 from distcore_workbench.compare.comparison_rows import refuse_ranks
+from distcore_workbench.compare.foreign_load import foreign_load
 from distcore_workbench.pages.document import command_line
 from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.agreement import tolerance_of

@@ -12,9 +12,9 @@ import torch
 from checkpoint_cases import write
 from text_task import TEXTS
 
-from distcore.checkpoint.distance import Distance, distance
 from distcore.cli.main import main
 from distcore_workbench.compare.comparison import schedule
+from distcore_workbench.compare.distance import Distance, distance
 
 JOB = ("--task", TEXTS, "--nproc", "2", "--max-steps", "4", "--dropout", "0", "--set", "device=cpu")
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from distcore.errors import ConfigError, nearest
+from distcore import ConfigError, nearest
 
 SUMMARY = "write the package of a strategy or a task"
 
@@ -44,7 +44,7 @@ def write_package(kind: str, name: str, into: Path) -> Path:
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
     if folder.exists():
         raise ConfigError(f"new {kind} {name!r}: {folder} already exists; choose another name or --into")
-    templates = files("distcore.cli") / "skeleton" / kind
+    templates = files("distcore_workbench") / "skeleton" / kind
     for template, target in {
         "pyproject.toml.txt": "pyproject.toml",
         "README.md.txt": "README.md",

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
+from distcore import Progress, Run, hookimpl
 from distcore.files import strict_json
-from distcore.plugin.strategy.contract import Progress, Run
-from distcore.plugin.strategy.hookspecs import hookimpl
 
 Mark = float | torch.Event
 """A point in time: seconds on a CPU, an event in the device's queue elsewhere."""
