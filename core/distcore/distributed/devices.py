@@ -262,14 +262,6 @@ def _driver_in_use() -> bool:
     return False
 
 
-def total_memory(device_type: str) -> int:
-    """Return the memory of the first device of an accelerator type, in bytes; 0 if unknown."""
-    try:
-        return int(getattr(torch, device_type).get_device_properties(0).total_memory)
-    except (AttributeError, AssertionError, RuntimeError):
-        return 0
-
-
 def memory_overhead(device_type: str) -> dict[str, str]:
     """Return the known memory overhead of a device, in addition to tensors: name to size and source."""
     if device_type != "cuda":

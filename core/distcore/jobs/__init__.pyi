@@ -9,7 +9,6 @@ from distcore.distributed.devices import count_devices as count_devices
 from distcore.distributed.devices import memory_overhead as memory_overhead
 from distcore.distributed.devices import peak_memory as peak_memory
 from distcore.distributed.devices import resolve_device as resolve_device
-from distcore.distributed.devices import total_memory as total_memory
 from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-
-from distcore.jobs import total_memory
+import torch
 
 
 def available_memory(device: str) -> int:
@@ -17,6 +16,14 @@ def available_memory(device: str) -> int:
     0 where that is not known.
     """
     return total_memory(device) if device != "cpu" else min((*process_limits(), *machine_limits()))
+
+
+def total_memory(device_type: str) -> int:
+    """Return the memory of the first device of an accelerator type, in bytes; 0 if unknown."""
+    try:
+        return int(getattr(torch, device_type).get_device_properties(0).total_memory)
+    except (AttributeError, AssertionError, RuntimeError):
+        return 0
 
 
 def process_limits() -> Iterator[int]:

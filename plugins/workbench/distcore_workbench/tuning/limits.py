@@ -19,9 +19,8 @@ from distcore.jobs import (
     choose_form,
     optimizer_factory,
     strategies,
-    total_memory,
 )
-from distcore_workbench.planning.available import machine_limits, process_limits
+from distcore_workbench.planning.available import machine_limits, process_limits, total_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import longest
 from distcore_workbench.planning.step import TracedJob, trace
