@@ -36,6 +36,8 @@ from distcore.model.blocks import repeated_blocks as repeated_blocks
 from distcore.model.blocks import repeated_classes as repeated_classes
 from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
 from distcore.model.model_source import build_in_parts as build_in_parts
+from distcore.model.row_dropout import RowMasks as RowMasks
+from distcore.model.row_dropout import current_masks as current_masks
 from distcore.model.transformers_log import silence_transformers as silence_transformers
 from distcore.plugin.batching.columns import Column as Column
 from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn

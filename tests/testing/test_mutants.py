@@ -391,6 +391,22 @@ class DrawsOtherNoiseEachTime(DDPStrategy):
         return accumulating
 
 
+class FusedDropout(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        return input * torch.rand_like(input).ge(self.p) / (1 - self.p) if self.training else input
+
+
+@mutant("gradient", "dropout-by-row")
+class BringsItsOwnDropout(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.__class__ = FusedDropout
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+
 @mutant("gradient", "tied-parameters", "rank 1 .*stuck|on this rank alone|rank 1 of 2 failed")
 class FailsOnOneRank(DDPStrategy):
     @hookimpl

@@ -247,6 +247,11 @@ class RunConfig(_Tree):
     compile: Literal["off", "on", "regions"] = Field(
         "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
     )
+    dropout_masks: Literal["auto", "row", "rank"] = Field(
+        "auto",
+        description="masks follow from the row, and so are equal at any number of ranks and micro-batches, or from the "
+        "rank; auto: from the row on a CPU without compile, unless a resumed checkpoint has the other",
+    )
     gradient_checkpointing: bool = Field(
         False,
         description="compute activations again in the backward pass, instead of keeping them: less memory, more time",

@@ -22,6 +22,7 @@ from distcore.engine.prefetch import Prefetcher
 from distcore.engine.whole_batch import whole_batch_step
 from distcore.errors import TaskError
 from distcore.model import averages
+from distcore.model.row_dropout import begin_step, forward_of, masks_by_row
 from distcore.plugin.batching.columns import Column, common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
@@ -52,7 +53,7 @@ def steps(
     passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
-    with Prefetcher(run.world.device) as prefetcher:
+    with masks_by_row(run), Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
@@ -70,6 +71,7 @@ def steps(
                     check_collation(varied, micros, run.config.loader.workers)
                 prefetcher.fetch()
                 seed_step(run, progress.step)
+                begin_step(progress.step)
                 # The only division of the loss: by the items of the whole global batch, which every rank can count.
                 items = rows * per_row if per_row else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
                 scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
@@ -104,7 +106,7 @@ def scaled_loss(
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         run.tally.muted = micro.is_padding
-        with autocast:
+        with forward_of(micro.indices), autocast:
             total, further = terms(task_loss(model, on_device(run, batch)))
         total = total * scale
         for name, term in further.items():

@@ -64,7 +64,8 @@ def set_up_module(
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     base = base_of(config, task, module)
     freeze(config, module)
-    draw_cheaply(config, module)
+    if config.dropout_masks == "rank":
+        draw_cheaply(config, module)
     if base and training:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
         trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)

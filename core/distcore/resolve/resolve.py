@@ -23,6 +23,7 @@ from distcore.resolve.check_capabilities import (
     check_task,
     log_compilation,
 )
+from distcore.resolve.dropout_masks import dropout_masks
 from distcore.resolve.micro_batches import forward_tokens, length_grouping, micro_batch_tokens
 from distcore.resolve.run_folder import new_run_folder
 from distcore.resolve.world_size import check_micro_batch_size, data_shards, world_size
@@ -122,7 +123,7 @@ def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
     check_freeze(config)
     mode = compile_mode(config, declared)
     log_compilation(config, mode)
-    return options | {"compile": mode}
+    return options | {"compile": mode, "dropout_masks": dropout_masks(config, declared, mode)}
 
 
 def _best_metric(config: RunConfig, task: BoundTask) -> str | None:

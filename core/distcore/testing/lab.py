@@ -27,6 +27,7 @@ from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
+from distcore.resolve.dropout_masks import dropout_masks
 from distcore.testing.problem import Problem
 from distcore.testing.store import await_true
 
@@ -174,6 +175,7 @@ class Lab:
             "schedule": {"name": "constant"},
             "clip": {"norm": HUGE},
             "data_guard_steps": 0,
+            "dropout_masks": dropout_masks(self.base, self.hooks.capabilities, "off"),
         }
         config = RunConfig.model_validate(self.base.model_dump() | settings | changes)
         return with_changes(config, {f"optimizer.{name}": value for name, value in optimizer_options(config).items()})

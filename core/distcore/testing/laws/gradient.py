@@ -157,6 +157,21 @@ def dropout_repeats(lab: Lab) -> Measured:
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
 
 
+@law("gradient")
+def dropout_by_row(lab: Lab) -> Measured:
+    """With dropout, training equals that of one process with the whole batch, for any micro-batches."""
+    if lab.config().dropout_masks != "row":
+        raise Skip("dropout masks follow from the rank: the strategy splits rows or layers over ranks")
+    problem = Problem(rows=4 * lab.global_batch + 2, dropout=0.2)
+    expected = lab.build_alone(problem).train(STEPS)
+    shares = lab.global_batch // lab.world.size
+    cuts: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"micro_batch_size": shares}, BY_TOKENS]
+    measured = [distance(lab.job(problem, **cut).train(STEPS), expected) for cut in cuts]
+    if expected.losses[0] == lab.build_alone(Problem(rows=problem.rows)).train(1).losses[0]:
+        return Measured(error=float("inf"), bound=FP32, note="dropout was off: nothing was tested")
+    return max(measured, key=lambda one: (one.error != one.error, one.error))
+
+
 def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
     """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return the difference.
 
@@ -167,7 +182,7 @@ def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> 
     return distance(trained, solve(job.task, job.run.config, STEPS), bound)
 
 
-def distance(trained: Trained, solution: Solution, bound: float = FP32) -> Measured:
+def distance(trained: Trained, solution: Solution | Trained, bound: float = FP32) -> Measured:
     """Return the largest relative error, of the gradient norm and loss of each step and of the final tensors.
 
     It is infinite if a tensor is missing, or if the numbers of steps differ.
@@ -186,7 +201,7 @@ def _worst(actual: list[float], expected: list[float]) -> float:
     return next((error for error in errors if error != error), max(errors))
 
 
-def _steps_of(worst: str, trained: Trained, solution: Solution) -> str:
+def _steps_of(worst: str, trained: Trained, solution: Solution | Trained) -> str:
     """Return the first value and the expected one of a series over steps: they show a wrong scale."""
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
     if worst not in pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from distcore import current_masks
 from distcore_tasks.padding_free.token_sequence import Bounds, Group, TokenSequence
 
 NAME = "distcore_rows"
@@ -59,13 +61,16 @@ def attend(
     firsts = query.shape[2] < key.shape[2]
     asking = _cut(query, [group.rows for group in token_sequence.groups] if firsts else sizes)
     parts = []
-    for group, q, k, v in zip(token_sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
-        q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
-        k, v = _rows(k, group), _rows(v, group)
-        bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
-        mask = None if is_causal else group.mask  # padding is at the end, where no real token attends to it
-        made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
-        parts.append(made if firsts or group.real is None else made.index_select(0, group.real))
+    masks = current_masks() if module.training and options.get("dropout") else None
+    with masks.one_call() if masks else nullcontext():
+        for group, q, k, v in zip(token_sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
+            q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
+            k, v = _rows(k, group), _rows(v, group)
+            bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
+            mask = None if is_causal else group.mask  # padding is at the end, where no real token attends to it
+            with masks.some_rows(group.numbers) if masks else nullcontext():
+                made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
+            parts.append(made if firsts or group.real is None else made.index_select(0, group.real))
     return torch.cat(parts)[None], None
 
 

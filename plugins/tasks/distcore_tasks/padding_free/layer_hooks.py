@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
-from distcore import has_jagged_attention
+from distcore import current_masks, has_jagged_attention
 from distcore_tasks.padding_free.attention import NAME, register
 from distcore_tasks.padding_free.cls_only_last_layer import compute_first_only
 from distcore_tasks.padding_free.supported_models import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
@@ -78,6 +79,10 @@ def _as_sequence(
         return None
     at_once = kind not in RELATIVE and has_jagged_attention(mask.device) and _fits(layers.config)
     sequence = sequence_of(mask, at_once=at_once)
+    if masks := current_masks():
+        rows = sequence.rows.index_select(0, sequence.first)
+        masks.set_places(rows, torch.zeros_like(rows))  # for a layer that computes the first tokens only
+        masks.set_places(sequence.rows, sequence.offsets)
     inputs["input_ids"] = sequence.taken(tokens)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = sequence.taken(inputs["token_type_ids"])
@@ -102,6 +107,8 @@ def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Re
     """Return the outputs of the layers in the form that the head reads."""
     if sequence is None:
         return outputs
+    if sequence.order is not None and (masks := current_masks()):
+        masks.set_places(sequence.rows[sequence.order], sequence.offsets[sequence.order])
     hidden = outputs.last_hidden_state
     ways = {"any": sequence.padded, "tokens": sequence.in_order, "first": sequence.by_row}
     outputs.last_hidden_state = ways[read](hidden)

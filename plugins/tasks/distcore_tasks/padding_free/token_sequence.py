@@ -27,6 +27,8 @@ class Group:
     """Number of rows."""
     longest: int
     """Tokens of the longest row."""
+    numbers: Tensor
+    """Number of each row in the micro-batch: int64 ``(rows,)``."""
     places: Tensor | None
     """Number in the group of the token at each place of the padded rows: int64 ``(rows * longest,)``.
 
@@ -60,6 +62,8 @@ class TokenSequence:
     """Place of each token in the flattened padded micro-batch: int64 ``(tokens,)``."""
     offsets: Tensor
     """Number of each token in its row, from 0: int64 ``(tokens,)``."""
+    rows: Tensor
+    """Row of the micro-batch of each token: int64 ``(tokens,)``."""
     first: Tensor
     """Start of each row with a token, in the order of the sequence: int64 ``(rows with a token,)``."""
     order: Tensor | None
@@ -85,7 +89,7 @@ class TokenSequence:
 
     def by_row(self, firsts: Tensor) -> Tensor:
         """Return the result of ``firsts`` row by row, ``(rows, 1, size)``, with zeros for a row without a token."""
-        rows = self.places.index_select(0, self.first) // self.shape[1]
+        rows = self.rows.index_select(0, self.first)
         return firsts.new_zeros(self.shape[0], firsts.shape[-1]).index_copy(0, rows, firsts[0])[:, None]
 
     def in_order(self, hidden: Tensor) -> Tensor:
@@ -109,11 +113,11 @@ def sequence_of(mask: Tensor, at_once: bool = False) -> TokenSequence:
     offsets = np.arange(len(row)) - np.repeat(ends - sizes, sizes)
     order = None if (np.diff(places) > 0).all() else _tensor(np.argsort(places), mask)
     slices = [] if at_once else _slices(sizes)
-    groups = tuple(_group(sizes[a:b], int(ends[b - 1]), mask) for a, b in slices)
+    groups = tuple(_group(sizes[a:b], rows[a:b], int(ends[b - 1]), mask) for a, b in slices)
     first = (offsets == 0).nonzero()[0]
     bounds = _bounds(first, sizes[sizes > 0], mask) if at_once else None
-    places, offsets, first = (_tensor(array, mask) for array in (places, offsets, first))
-    return TokenSequence((len(mask), mask.shape[1]), places, offsets, first, order, groups, bounds)
+    places, offsets, owners, first = (_tensor(array, mask) for array in (places, offsets, rows[row], first))
+    return TokenSequence((len(mask), mask.shape[1]), places, offsets, owners, first, order, groups, bounds)
 
 
 def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:
@@ -128,17 +132,24 @@ def _slices(lengths: np.ndarray) -> list[tuple[int, int]]:
     return sorted((int(first), int(stop)) for first, stop in slices if first < stop)
 
 
-def _group(lengths: np.ndarray, stop: int, like: Tensor) -> Group:
+def _group(lengths: np.ndarray, numbers: np.ndarray, stop: int, like: Tensor) -> Group:
     rows, longest, start = len(lengths), int(lengths[-1]), stop - int(lengths.sum())
     if lengths[0] == longest:
-        return Group(start, stop, rows, longest, None, None, None)
+        return Group(start, stop, rows, longest, _tensor(numbers, like), None, None, None)
     mask = np.arange(longest) < lengths[:, None]
     begins = np.cumsum(lengths) - lengths
     # A place of padding takes the token after its row, or the group's last one. The mask hides it.
     places = np.minimum(begins[:, None] + np.arange(longest), stop - start - 1).reshape(-1)
     real = mask.reshape(-1).nonzero()[0]
     return Group(
-        start, stop, rows, longest, _tensor(places, like), _tensor(real, like), _tensor(mask[:, None, None], like)
+        start,
+        stop,
+        rows,
+        longest,
+        _tensor(numbers, like),
+        _tensor(places, like),
+        _tensor(real, like),
+        _tensor(mask[:, None, None], like),
     )
 
 

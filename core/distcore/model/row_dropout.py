@@ -1,0 +1,252 @@
+"""Dropout by row, on a CPU: a mask is a function of seed, step, row, place in the row and call of the forward pass.
+
+So it is the same for any number of ranks, any micro-batches, with and without padding, and in recomputation. A pool of
+kept and dropped values is drawn once per step, the same on every rank. A hash of row, place and call says where in the
+pool the mask of a token begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distcore.errors import TaskError
+from distcore.model.dropout import BITS
+from distcore.plugin.strategy.contract import Run
+
+log = logging.getLogger("distcore")
+
+POOL = 2**18
+"""Places of the pool at which a mask can begin."""
+WIDEST = 2**14
+"""Largest last dimension of a mask."""
+LOW = 2**31 - 1
+"""Hashes have 31 bits, so that a product of two fits into int64."""
+Places = dict[int, tuple[Tensor, Tensor]]
+"""For a sequence of so many tokens: row of the micro-batch and place in the row of each, int64 ``(tokens,)``."""
+
+
+class RowMasks:
+    """The masks of one run, as far as the current forward pass has come."""
+
+    def __init__(self, seed: int) -> None:
+        """``seed`` is that of the run."""
+        self._seed, self._key = seed, 0
+        self.is_new = True
+        """True until the end of the first forward pass."""
+        self._pools: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._rows: Tensor | None = None
+        self._places: Places = {}
+        self._calls: dict[int, tuple[int, Places]] = {}
+        self._shared: tuple[int, Places] | None = None
+        self._draws = 0
+        self.outside: str | None = None
+        """The random numbers of the model that do depend on ranks and micro-batches, in words."""
+
+    def begin_step(self, step: int) -> None:
+        """Begin an optimizer step; no row is known yet."""
+        # The constants of splitmix64: neighboring seeds and steps give numbers far apart.
+        self._key = (self._seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 1) & (2**63 - 1)
+        self._pools, self._rows = {}, None
+
+    def begin_rows(self, rows: np.ndarray) -> None:
+        """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``."""
+        self._rows, self._places, self._calls, self._draws = torch.as_tensor(rows), {}, {}, 0
+
+    def set_places(self, rows: Tensor, places: Tensor) -> None:
+        """Say where the tokens of a joined sequence come from, until the next call with as many tokens."""
+        self._places = self._places | {len(rows): (rows, places)}
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Count the calls inside the ``with`` block as one: each computes other rows."""
+        self._shared = self._next_call()
+        try:
+            yield
+        finally:
+            self._shared = None
+
+    @contextmanager
+    def some_rows(self, rows: Tensor) -> Iterator[None]:
+        """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``."""
+        every = self._rows
+        self._rows = None if every is None else every[rows]
+        try:
+            yield
+        finally:
+            self._rows = every
+
+    def mask(self, like: Tensor, shape: Sequence[int], p: float) -> Tensor | None:
+        """Return a mask of ``shape`` and of the dtype of ``like``: 0, or the factor that keeps the mean.
+
+        ``None`` if the rows of ``shape`` are not known.
+        """
+        *leading, width = shape
+        is_plain = type(like) is Tensor and like.device.type == "cpu" and like.is_floating_point()
+        if self._rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS or width > WIDEST:
+            return None
+        number, places = self._shared or self._next_call()
+        hashed = self._hashes(leading, number, places)
+        if hashed is None:
+            self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
+            return None
+        windows = self._pool(p, like.dtype).as_strided((POOL, width), (1, 1))
+        return windows.index_select(0, (hashed & (POOL - 1)).flatten()).view(*shape)  # not of the width: it is padded
+
+    def _next_call(self) -> tuple[int, Places]:
+        """Return the number of a call in the forward pass, and the places of its tokens.
+
+        Recomputation restores torch's generator, so a number drawn from it identifies the call.
+        """
+        drawn = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+        self._draws += 1
+        if drawn not in self._calls:
+            if torch._C._current_graph_task_id() != -1:
+                raise TaskError(
+                    "task: the model recomputes activations without the random state of the first pass; call "
+                    "torch.utils.checkpoint with preserve_rng_state=True, or set dropout_masks: rank"
+                )
+            self._calls[drawn] = (len(self._calls), self._places)
+        return self._calls[drawn]
+
+    def _hashes(self, leading: list[int], number: int, places: Places) -> Tensor | None:
+        """Return a hash for each index of the leading dimensions, int64 of that shape."""
+        assert self._rows is not None
+        salt = (self._key ^ (number * 0x2545F491)) & LOW
+        if leading and leading[0] == len(self._rows):
+            hashed, others = _mix((self._rows & LOW) ^ salt), leading[1:]
+        elif leading and int(np.prod(leading)) == leading[-1] and leading[-1] in places:
+            rows, place = places[leading[-1]]
+            hashed, others = _mix(_mix((self._rows[rows] & LOW) ^ salt) ^ _salts(place)), []
+        else:
+            return None
+        for size in others:
+            hashed = _mix(hashed[..., None] ^ _salts(torch.arange(size)))
+        return hashed
+
+    def _pool(self, p: float, dtype: torch.dtype) -> Tensor:
+        if (p, dtype) not in self._pools:
+            generator = torch.Generator().manual_seed(self._key)
+            dropped = round(p * 2**BITS)
+            drawn = torch.empty((POOL + WIDEST) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+            kept = drawn.view(torch.int16) >= dropped - 2 ** (BITS - 1)
+            self._pools[p, dtype] = kept.to(dtype).mul_(2**BITS / (2**BITS - dropped))
+        return self._pools[p, dtype]
+
+    def compare_draws(self, before: Tensor) -> None:
+        """Note if the forward pass has drawn other random numbers from torch, whose state was ``before``."""
+        generator = torch.Generator()
+        generator.set_state(before)
+        for _ in range(self._draws):
+            torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+        if not torch.equal(generator.get_state(), torch.get_rng_state()):
+            self.outside = self.outside or "random numbers that the model draws itself"
+
+
+def _mix(values: Tensor) -> Tensor:
+    """Scramble numbers of 31 bits."""
+    values = (values ^ (values >> 16)) * 0x45D9F3B & LOW
+    values = (values ^ (values >> 15)) * 0x45D9F3B & LOW
+    return values ^ (values >> 16)
+
+
+def _salts(places: Tensor) -> Tensor:
+    return (places + 1) * 0x1B873593 & LOW
+
+
+_current: RowMasks | None = None
+"""The masks of the run that trains in this process."""
+
+
+@contextmanager
+def masks_by_row(run: Run) -> Iterator[None]:
+    """Let torch's dropout and attention take their masks by row inside the ``with`` block, if the config says so."""
+    global _current
+    if run.config.dropout_masks != "row":
+        yield
+        return
+    _current = RowMasks(run.config.seed)
+    F.dropout, F.scaled_dot_product_attention = _dropout, _attention
+    try:
+        yield
+    finally:
+        F.dropout, F.scaled_dot_product_attention = _torch_dropout, _torch_attention
+        _current = None
+
+
+def begin_step(step: int) -> None:
+    """Begin an optimizer step of the run that trains."""
+    if _current is not None:
+        _current.begin_step(step)
+
+
+@contextmanager
+def forward_of(rows: np.ndarray) -> Iterator[None]:
+    """Compute ``rows``, numbers of the dataset, inside the ``with`` block.
+
+    After the first pass of a run a line says which random numbers of the model are not by row.
+    """
+    if _current is None:
+        yield
+        return
+    before = torch.get_rng_state() if _current.is_new else None
+    _current.begin_rows(rows)
+    yield
+    if before is not None:
+        _current.is_new = False
+        _current.compare_draws(before)
+        if _current.outside:
+            log.info("dropout_masks: not by row: %s; results depend on ranks and micro-batches", _current.outside)
+
+
+def current_masks() -> RowMasks | None:
+    """Return the masks of the run that trains here, for a task that reorders tokens; ``None``: not by row."""
+    return _current
+
+
+_torch_dropout, _torch_attention = F.dropout, F.scaled_dot_product_attention
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    mask = _current.mask(input, input.shape, p) if training and _current is not None else None
+    if mask is None:
+        return _torch_dropout(input, p, training, inplace)
+    return input.mul_(mask) if inplace else input * mask
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute torch's ``scaled_dot_product_attention``; with dropout by its definition, and a mask by row."""
+    shape = (*query.shape[:-1], key.shape[-2])
+    kept = _current.mask(query, shape, dropout_p) if dropout_p and _current is not None else None
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if kept is None:
+        return _torch_attention(query, key, value, attn_mask, dropout_p, **options)
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
+    weights = torch.matmul(query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1))
+    if is_causal:
+        attn_mask = torch.ones(shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        weights = weights.masked_fill(
+            ~attn_mask, torch.finfo(weights.dtype).min
+        )  # -inf would make NaN of a row without a key
+    elif attn_mask is not None:
+        weights = weights + attn_mask
+    return torch.matmul(weights.softmax(-1) * kept, value)

@@ -1,0 +1,90 @@
+"""With dropout each model type has one answer: with and without padding, in one micro-batch and in many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from padding_free_models import CASES, LENGTHS, batch, model_of
+from torch import Tensor
+
+from distcore import RowMasks, current_masks
+from distcore.model.row_dropout import begin_step, forward_of, masks_by_row
+from distcore_tasks.padding_free.layer_hooks import enable_padding_free
+from distcore_tasks.padding_free.supported_models import HEADS, HeadName
+from distcore_tasks.shared.target_logits import logits_of_tokens
+
+ROWS = np.arange(100, 100 + len(LENGTHS))
+"""Numbers of the rows in a dataset."""
+
+
+@pytest.fixture
+def masks() -> Iterator[RowMasks]:
+    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row", seed=3))
+    with masks_by_row(run):
+        begin_step(7)
+        made = current_masks()
+        assert made is not None
+        yield made
+
+
+def with_dropout(head: HeadName, kind: str) -> Any:
+    model = model_of(head, kind)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.2
+        for name in ("dropout", "attention_dropout", "attn_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.2)
+    return model
+
+
+def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Logits of rows or tokens, row by row, and the gradient of a weighted sum of all, over micro-batches ``cuts``."""
+    tokens, mask = batch()
+    model.zero_grad()
+    made: list[Tensor] = []
+    for rows in cuts:
+        places = slice(max(LENGTHS[row] for row in rows))
+        ids, seen = tokens[rows][:, places], mask[rows][:, places]
+        labels = {"labels": torch.where(seen > 0, ids, -100)} if head == "decoder" else {}
+        with forward_of(ROWS[rows]):
+            logits = model(input_ids=ids, attention_mask=seen, **labels).logits
+        logits = logits if head == "row classifier" else logits_of_tokens(logits, seen)
+        per_row = [1] * len(rows) if head == "row classifier" else [LENGTHS[row] for row in rows]
+        for row, part in zip(rows, logits.split(per_row), strict=True):
+            generator = torch.Generator().manual_seed(row)
+            made.append(part.detach())
+            (part * torch.randn(part.shape, generator=generator)).sum().backward(retain_graph=True)
+    order = [row for rows in cuts for row in rows]
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    return torch.cat([made[order.index(row)] for row in range(len(LENGTHS))]), torch.cat(gradients)
+
+
+WHOLE = [list(range(len(LENGTHS)))]
+CUT = [[5], [0, 7, 1], [2, 3, 4, 6]]
+
+
+@pytest.mark.parametrize(("head", "kind"), CASES)
+def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str) -> None:
+    model = with_dropout(head, kind)
+    logits, gradient = answers(head, model, WHOLE)
+    assert masks.outside is None
+    off = model_of(head, kind)
+    assert (answers(head, off, WHOLE)[0] - logits).abs().max() > 1e-2 * logits.abs().max()  # dropout is on
+    model.gradient_checkpointing_enable()
+    close(answers(head, model, CUT), (logits, gradient))
+    enable_padding_free(model, read=HEADS[head].reads)
+    close(answers(head, model, WHOLE), (logits, gradient))
+    close(answers(head, model, CUT), (logits, gradient))
+    assert masks.outside is None
+    assert not masks.is_new
+
+
+def close(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert (one - other).norm() < 2e-6 * other.norm()

@@ -1,0 +1,149 @@
+"""Masks by row: as often as asked, unlike each other, and what cannot be by row is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from distcore import RowMasks, current_masks
+from distcore.errors import TaskError
+from distcore.model.row_dropout import begin_step, forward_of, masks_by_row
+
+ROWS = np.array([4, 9, 2, 7])
+WIDTH = 512
+
+
+@pytest.fixture
+def masks() -> Iterator[RowMasks]:
+    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row", seed=0))
+    with masks_by_row(run):
+        begin_step(0)
+        made = current_masks()
+        assert made is not None
+        yield made
+
+
+def dropped(p: float = 0.5, rows: np.ndarray = ROWS, tokens: int = 30, calls: int = 1) -> Tensor:
+    """What the last of some calls keeps of ones, ``(rows, tokens, WIDTH)``."""
+    with forward_of(rows):
+        for _ in range(calls):
+            kept = F.dropout(torch.ones(len(rows), tokens, WIDTH), p)
+    return kept
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_as_many_values_are_dropped_as_asked(p: float) -> None:
+    kept = dropped(p, np.arange(64))
+    deviation = (p * (1 - p) / 2**18) ** 0.5  # of the pool, which all tokens share
+    assert float((kept == 0).double().mean()) == pytest.approx(p, abs=5 * deviation)
+    assert kept[kept != 0].unique().tolist() == [pytest.approx(1 / (1 - p), rel=1e-3)]
+
+
+@pytest.mark.usefixtures("masks")
+def test_masks_of_tokens_rows_calls_steps_and_seeds_are_unlike() -> None:
+    first = dropped()
+    begin_step(1)
+    others = {"step": dropped()}
+    begin_step(0)
+    others |= {"call": dropped(calls=2), "row": dropped(rows=ROWS + 1)}
+    flat = (first == 0).double().flatten(0, 1)
+    correlation = torch.corrcoef(flat) - torch.eye(len(flat))
+    assert float(correlation.std()) == pytest.approx(WIDTH**-0.5, rel=0.05)  # that of independent masks
+    for name, other in others.items():
+        assert (first == other).double().mean() == pytest.approx(0.5, abs=0.02), name
+    assert torch.equal(dropped(), first)
+
+
+@pytest.mark.usefixtures("masks")
+def test_a_row_has_its_mask_beside_any_others_and_at_any_padding() -> None:
+    whole = dropped()
+    assert torch.equal(dropped(rows=ROWS[[2, 0]], tokens=20), whole[[2, 0], :20])
+
+
+@pytest.mark.usefixtures("masks")
+def test_attention_is_torchs_with_the_mask_of_the_row() -> None:
+    query, key, value = (torch.randn(4, 2, 6, 8) for _ in range(3))
+    seen = torch.ones(4, 1, 6, 6, dtype=torch.bool)
+    seen[1, ..., 4:] = False
+    with forward_of(ROWS):
+        made = F.scaled_dot_product_attention(query, key, value, seen, dropout_p=0.3)
+    with forward_of(ROWS[1:2]):
+        cut = (query[1:2], key[1:2, :, :4], value[1:2, :, :4])
+        alone = F.scaled_dot_product_attention(*cut, dropout_p=0.3)
+    assert (made[1:2] - alone).abs().max() < 1e-6
+    plain = F.scaled_dot_product_attention(query, key, value, seen)
+    assert (made - plain).abs().max() > 0.1
+    with forward_of(ROWS):
+        assert torch.equal(F.scaled_dot_product_attention(query, key, value, seen), plain)
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_has_the_masks_of_the_first_pass(calls: int, reentrant: bool) -> None:
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))  # a module that is called twice has two masks
+    gradients = []
+    for again in (True, False):
+        layer.zero_grad()
+        with forward_of(ROWS):
+            made = torch.ones(4, 3, 8, requires_grad=True)
+            for _ in range(calls):
+                made = checkpoint(layer, made, use_reentrant=reentrant) if again else layer(made)
+        made.square().sum().backward()
+        gradients.append(layer.get_parameter("0.weight").grad)
+    assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("masks")
+def test_recomputation_without_the_random_state_is_refused() -> None:
+    given = torch.ones(4, 8, requires_grad=True)
+    with forward_of(ROWS):
+        made = checkpoint(nn.Dropout(0.5), given, use_reentrant=False, preserve_rng_state=False)
+    with pytest.raises(TaskError, match="preserve_rng_state=True, or set dropout_masks: rank"):
+        made.sum().backward()
+
+
+class DrawsNoise(nn.Module):
+    def forward(self, given: Tensor) -> Tensor:
+        return given + torch.randn(given.shape)
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize(
+    ("module", "shape", "says"),
+    [
+        (nn.Dropout(0.5), (4, 3, 8), ""),
+        (nn.Dropout(0.5), (8, 8), "dropout of shape (8, 8), whose rows are not known"),
+        (nn.Sequential(nn.Dropout(0.5), DrawsNoise()), (4, 8), "random numbers that the model draws itself"),
+    ],
+)
+def test_what_is_not_by_row_is_named_once(
+    module: nn.Module, shape: tuple[int, ...], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "distcore"):
+        for _ in range(2):
+            with forward_of(ROWS):
+                module(torch.ones(shape))
+    assert [record.getMessage() for record in caplog.records] == (
+        [f"dropout_masks: not by row: {says}; results depend on ranks and micro-batches"] if says else []
+    )
+
+
+def test_torch_has_its_functions_back_after_a_run() -> None:
+    before = (F.dropout, F.scaled_dot_product_attention)
+    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row", seed=0))
+    with masks_by_row(run):
+        assert before != (F.dropout, F.scaled_dot_product_attention)
+        assert torch.equal(F.dropout(torch.ones(3), training=False), torch.ones(3))
+    assert before == (F.dropout, F.scaled_dot_product_attention)
+    assert current_masks() is None
