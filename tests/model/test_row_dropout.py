@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distcore import RowMasks, current_masks
 from distcore.errors import TaskError
-from distcore.model.row_dropout import begin_step, forward_of, masks_by_row
+from distcore.model.row_dropout import forward_of, masks_by_row
 
 ROWS = np.array([4, 9, 2, 7])
 WIDTH = 512
@@ -24,11 +24,10 @@ WIDTH = 512
 
 @pytest.fixture
 def masks() -> Iterator[RowMasks]:
-    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row", seed=0))
-    with masks_by_row(run):
-        begin_step(0)
-        made = current_masks()
+    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
+    with masks_by_row(run) as made:
         assert made is not None
+        assert made is current_masks()
         yield made
 
 
@@ -49,12 +48,11 @@ def test_as_many_values_are_dropped_as_asked(p: float) -> None:
     assert kept[kept != 0].unique().tolist() == [pytest.approx(1 / (1 - p), rel=1e-3)]
 
 
-@pytest.mark.usefixtures("masks")
-def test_masks_of_tokens_rows_calls_steps_and_seeds_are_unlike() -> None:
+def test_masks_of_tokens_rows_calls_and_steps_are_unlike(masks: RowMasks) -> None:
     first = dropped()
-    begin_step(1)
+    masks.key = 1
     others = {"step": dropped()}
-    begin_step(0)
+    masks.key = 0
     others |= {"call": dropped(calls=2), "row": dropped(rows=ROWS + 1)}
     flat = (first == 0).double().flatten(0, 1)
     correlation = torch.corrcoef(flat) - torch.eye(len(flat))
@@ -141,7 +139,7 @@ def test_what_is_not_by_row_is_named_once(
 
 def test_torch_has_its_functions_back_after_a_run() -> None:
     before = (F.dropout, F.scaled_dot_product_attention)
-    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row", seed=0))
+    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
     with masks_by_row(run):
         assert before != (F.dropout, F.scaled_dot_product_attention)
         assert torch.equal(F.dropout(torch.ones(3), training=False), torch.ones(3))

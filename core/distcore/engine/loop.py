@@ -22,7 +22,7 @@ from distcore.engine.prefetch import Prefetcher
 from distcore.engine.whole_batch import whole_batch_step
 from distcore.errors import TaskError
 from distcore.model import averages
-from distcore.model.row_dropout import begin_step, forward_of, masks_by_row
+from distcore.model.row_dropout import RowMasks, masks_by_row
 from distcore.plugin.batching.columns import Column, common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
@@ -53,7 +53,7 @@ def steps(
     passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
-    with masks_by_row(run), Prefetcher(run.world.device) as prefetcher:
+    with masks_by_row(run) as masks, Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
@@ -70,13 +70,12 @@ def steps(
                     check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
                     check_collation(varied, micros, run.config.loader.workers)
                 prefetcher.fetch()
-                seed_step(run, progress.step)
-                begin_step(progress.step)
+                seed_step(run, progress.step, masks)
                 # The only division of the loss: by the items of the whole global batch, which every rank can count.
                 items = rows * per_row if per_row else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
                 scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
-                loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast, others))
+                loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast, others, masks))
                 result = hooks.step(run, run.config.clip)
                 if progress.step < checked_until:
                     check_weights(run, hooks, progress.step + 1)
@@ -98,16 +97,21 @@ def scaled_loss(
     scale: float,
     autocast: AbstractContextManager[object],
     others: Mapping[str, Term] = NO_TERMS,
+    masks: RowMasks | None = None,
 ) -> StepLoss:
     """Return a function for a micro-batch's part of the step's mean loss, times ``run.loss_multiplier``; padding: 0.
 
-    ``others`` has the scale of each additional term of the loss.
+    ``others`` has the scale of each additional term of the loss, ``masks`` the dropout masks by row.
     """
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         run.tally.muted = micro.is_padding
-        with forward_of(micro.indices), autocast:
+        if masks:
+            masks.begin_rows(micro.indices)
+        with autocast:
             total, further = terms(task_loss(model, on_device(run, batch)))
+        if masks and masks.is_new:
+            masks.end_rows()
         total = total * scale
         for name, term in further.items():
             if name not in others:
@@ -141,14 +145,16 @@ def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], l
     return total
 
 
-def seed_step(run: Run, step: int) -> None:
+def seed_step(run: Run, step: int, masks: RowMasks | None) -> None:
     """Seed torch's generators from seed, step and data shard, so that a resumed run draws the same dropout masks.
 
     Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must stay equal.
     """
     # The constants of splitmix64: neighboring seeds, steps and shards give numbers far apart.
-    mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
-    seed(run.world.device, mixed & (2**63 - 1))
+    mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9
+    if masks:
+        masks.key = (mixed + 1) & (2**63 - 1)
+    seed(run.world.device, (mixed + run.world.shard * 0x94D049BB133111EB) & (2**63 - 1))
 
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:

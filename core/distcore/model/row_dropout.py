@@ -36,29 +36,39 @@ Places = dict[int, tuple[Tensor, Tensor]]
 class RowMasks:
     """The masks of one run, as far as the current forward pass has come."""
 
-    def __init__(self, seed: int) -> None:
-        """``seed`` is that of the run."""
-        self._seed, self._key = seed, 0
-        self.is_new = True
-        """True until the end of the first forward pass."""
+    def __init__(self) -> None:
+        """No row is known yet."""
+        self.key = 0
+        """Follows from seed and step; set at the beginning of each step."""
         self._pools: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._pools_key = 0
         self._rows: Tensor | None = None
         self._places: Places = {}
         self._calls: dict[int, tuple[int, Places]] = {}
         self._shared: tuple[int, Places] | None = None
-        self._draws = 0
+        self._before = torch.empty(0)
+        self.is_new = True
+        """True until the end of the first forward pass."""
         self.outside: str | None = None
         """The random numbers of the model that do depend on ranks and micro-batches, in words."""
 
-    def begin_step(self, step: int) -> None:
-        """Begin an optimizer step; no row is known yet."""
-        # The constants of splitmix64: neighboring seeds and steps give numbers far apart.
-        self._key = (self._seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 1) & (2**63 - 1)
-        self._pools, self._rows = {}, None
-
     def begin_rows(self, rows: np.ndarray) -> None:
         """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``."""
-        self._rows, self._places, self._calls, self._draws = torch.as_tensor(rows), {}, {}, 0
+        self._rows, self._places, self._calls = torch.as_tensor(rows), {}, {}
+        if self.is_new:
+            self._before = torch.get_rng_state()
+
+    def end_rows(self) -> None:
+        """End the first forward pass of a run: one line says which random numbers of the model are not by row."""
+        self.is_new = False
+        generator = torch.Generator()
+        generator.set_state(self._before)
+        for _ in self._calls:
+            _draw(generator)
+        if not torch.equal(generator.get_state(), torch.get_rng_state()):
+            self.outside = self.outside or "random numbers that the model draws itself"
+        if self.outside:
+            log.info("dropout_masks: not by row: %s; results depend on ranks and micro-batches", self.outside)
 
     def set_places(self, rows: Tensor, places: Tensor) -> None:
         """Say where the tokens of a joined sequence come from, until the next call with as many tokens."""
@@ -105,8 +115,7 @@ class RowMasks:
 
         Recomputation restores torch's generator, so a number drawn from it identifies the call.
         """
-        drawn = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
-        self._draws += 1
+        drawn = _draw()
         if drawn not in self._calls:
             if torch._C._current_graph_task_id() != -1:
                 raise TaskError(
@@ -119,7 +128,7 @@ class RowMasks:
     def _hashes(self, leading: list[int], number: int, places: Places) -> Tensor | None:
         """Return a hash for each index of the leading dimensions, int64 of that shape."""
         assert self._rows is not None
-        salt = (self._key ^ (number * 0x2545F491)) & LOW
+        salt = (self.key ^ (number * 0x2545F491)) & LOW
         if leading and leading[0] == len(self._rows):
             hashed, others = _mix((self._rows & LOW) ^ salt), leading[1:]
         elif leading and int(np.prod(leading)) == leading[-1] and leading[-1] in places:
@@ -132,22 +141,19 @@ class RowMasks:
         return hashed
 
     def _pool(self, p: float, dtype: torch.dtype) -> Tensor:
+        if self._pools_key != self.key:
+            self._pools_key, self._pools = self.key, {}
         if (p, dtype) not in self._pools:
-            generator = torch.Generator().manual_seed(self._key)
+            generator = torch.Generator().manual_seed(self.key)
             dropped = round(p * 2**BITS)
             drawn = torch.empty((POOL + WIDEST) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
             kept = drawn.view(torch.int16) >= dropped - 2 ** (BITS - 1)
             self._pools[p, dtype] = kept.to(dtype).mul_(2**BITS / (2**BITS - dropped))
         return self._pools[p, dtype]
 
-    def compare_draws(self, before: Tensor) -> None:
-        """Note if the forward pass has drawn other random numbers from torch, whose state was ``before``."""
-        generator = torch.Generator()
-        generator.set_state(before)
-        for _ in range(self._draws):
-            torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-        if not torch.equal(generator.get_state(), torch.get_rng_state()):
-            self.outside = self.outside or "random numbers that the model draws itself"
+
+def _draw(generator: torch.Generator | None = None) -> int:
+    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator))
 
 
 def _mix(values: Tensor) -> Tensor:
@@ -166,44 +172,29 @@ _current: RowMasks | None = None
 
 
 @contextmanager
-def masks_by_row(run: Run) -> Iterator[None]:
+def masks_by_row(run: Run) -> Iterator[RowMasks | None]:
     """Let torch's dropout and attention take their masks by row inside the ``with`` block, if the config says so."""
     global _current
     if run.config.dropout_masks != "row":
-        yield
+        yield None
         return
-    _current = RowMasks(run.config.seed)
+    _current = RowMasks()
     F.dropout, F.scaled_dot_product_attention = _dropout, _attention
     try:
-        yield
+        yield _current
     finally:
         F.dropout, F.scaled_dot_product_attention = _torch_dropout, _torch_attention
         _current = None
 
 
-def begin_step(step: int) -> None:
-    """Begin an optimizer step of the run that trains."""
-    if _current is not None:
-        _current.begin_step(step)
-
-
 @contextmanager
 def forward_of(rows: np.ndarray) -> Iterator[None]:
-    """Compute ``rows``, numbers of the dataset, inside the ``with`` block.
-
-    After the first pass of a run a line says which random numbers of the model are not by row.
-    """
-    if _current is None:
-        yield
-        return
-    before = torch.get_rng_state() if _current.is_new else None
-    _current.begin_rows(rows)
+    """Compute ``rows``, numbers of the dataset, inside the ``with`` block."""
+    if (masks := _current) is not None:
+        masks.begin_rows(rows)
     yield
-    if before is not None:
-        _current.is_new = False
-        _current.compare_draws(before)
-        if _current.outside:
-            log.info("dropout_masks: not by row: %s; results depend on ranks and micro-batches", _current.outside)
+    if masks is not None and masks.is_new:
+        masks.end_rows()
 
 
 def current_masks() -> RowMasks | None:
@@ -215,7 +206,7 @@ _torch_dropout, _torch_attention = F.dropout, F.scaled_dot_product_attention
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    mask = _current.mask(input, input.shape, p) if training and _current is not None else None
+    mask = _current.mask(input, input.shape, p) if training and p and _current is not None else None
     if mask is None:
         return _torch_dropout(input, p, training, inplace)
     return input.mul_(mask) if inplace else input * mask

@@ -12,8 +12,8 @@ import torch
 from padding_free_models import CASES, LENGTHS, batch, model_of
 from torch import Tensor
 
-from distcore import RowMasks, current_masks
-from distcore.model.row_dropout import begin_step, forward_of, masks_by_row
+from distcore import RowMasks
+from distcore.model.row_dropout import forward_of, masks_by_row
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import HEADS, HeadName
 from distcore_tasks.shared.target_logits import logits_of_tokens
@@ -24,10 +24,8 @@ ROWS = np.arange(100, 100 + len(LENGTHS))
 
 @pytest.fixture
 def masks() -> Iterator[RowMasks]:
-    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row", seed=3))
-    with masks_by_row(run):
-        begin_step(7)
-        made = current_masks()
+    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
+    with masks_by_row(run) as made:
         assert made is not None
         yield made
 
