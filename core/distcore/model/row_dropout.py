@@ -147,8 +147,9 @@ class RowMasks:
             generator = torch.Generator().manual_seed(self.key)
             dropped = round(p * 2**BITS)
             drawn = torch.empty((POOL + WIDEST) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-            kept = drawn.view(torch.int16) >= dropped - 2 ** (BITS - 1)
-            self._pools[p, dtype] = kept.to(dtype).mul_(2**BITS / (2**BITS - dropped))
+            values = drawn.view(torch.int16)
+            kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(values.shape, dtype=dtype))
+            self._pools[p, dtype] = kept.mul_(2**BITS / (2**BITS - dropped))
         return self._pools[p, dtype]
 
 
