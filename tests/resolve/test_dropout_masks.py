@@ -16,7 +16,7 @@ from distcore.resolve.dropout_masks import dropout_masks
 
 def masks(compile_mode: str = "off", ranks_per_shard: int = 1, **settings: Any) -> str:
     config = RunConfig.model_validate({"device": "cpu"} | settings)
-    return dropout_masks(config, Capabilities(ranks_per_shard=ranks_per_shard), compile_mode)
+    return dropout_masks(config, Capabilities(spec_version=3, ranks_per_shard=ranks_per_shard), compile_mode)
 
 
 def test_masks_follow_from_the_row_on_a_cpu() -> None:

@@ -1,7 +1,7 @@
 """The contents of state.json: progress, learning rates, loss scale, and the config of the job.
 
-There is no random state to save: the order of rows is a function of seed and epoch, and random numbers of seed, step and
-row, or of seed, step, data shard and micro-batch.
+There is no random state to save: the order of rows is a function of seed and epoch, and random numbers are one of seed,
+step and row, or of seed, step, data shard and micro-batch.
 """
 
 from __future__ import annotations
