@@ -382,15 +382,6 @@ class HearsItself(DDPStrategy):
         return values
 
 
-@mutant("gradient", "dropout-repeats")
-class DrawsOtherNoiseEachTime(DDPStrategy):
-    @hookimpl
-    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        torch.manual_seed(time.time_ns() % 2**32)
-        accumulating: AbstractContextManager[object] = super().accumulate(run, last)
-        return accumulating
-
-
 class FusedDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         return input * torch.rand_like(input).ge(self.p) / (1 - self.p) if self.training else input
@@ -405,6 +396,15 @@ class BringsItsOwnDropout(DDPStrategy):
                 part.__class__ = FusedDropout
         prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
         return prepared
+
+
+@mutant("gradient", "dropout-repeats")
+class DrawsOtherNoiseEachTime(BringsItsOwnDropout):
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        torch.manual_seed(time.time_ns() % 2**32)
+        accumulating: AbstractContextManager[object] = super().accumulate(run, last)
+        return accumulating
 
 
 @mutant("gradient", "tied-parameters", "rank 1 .*stuck|on this rank alone|rank 1 of 2 failed")

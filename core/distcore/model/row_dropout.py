@@ -27,6 +27,8 @@ POOL = 2**18
 """Places of the pool at which a mask can begin."""
 WIDEST = 2**14
 """Largest last dimension of a mask."""
+POOL_VALUES = POOL + WIDEST
+"""Values of the pool of one probability of dropout."""
 LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
 Places = dict[int, tuple[Tensor, Tensor]]
@@ -146,7 +148,7 @@ class RowMasks:
         if (p, dtype) not in self._pools:
             generator = torch.Generator().manual_seed(self.key)
             dropped = round(p * 2**BITS)
-            drawn = torch.empty((POOL + WIDEST) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+            drawn = torch.empty(POOL_VALUES // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
             values = drawn.view(torch.int16)
             kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(values.shape, dtype=dtype))
             self._pools[p, dtype] = kept.mul_(2**BITS / (2**BITS - dropped))

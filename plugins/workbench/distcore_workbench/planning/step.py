@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from distcore import Batch, ConfigError, ConstantColumn, MicroBatch, Run, RunConfig, Task, World, hookimpl
 from distcore.jobs import (
+    POOL_VALUES,
     BoundTask,
     HoldsExtraTensors,
     Hooks,
@@ -115,6 +116,8 @@ def _trace(
 ) -> Step:
     run = _build_run(job, hooks, module)
     assert run.optimizer is not None
+    pools = _mask_pools(job, module)  # kept for the whole step
+    storages.count(pools)
     storages.count(tensor for tensor in tree_flatten(job.batch)[0] if isinstance(tensor, Tensor))
     if apart is None:
         phases.where = "the optimizer's step"
@@ -130,6 +133,12 @@ def _trace(
         kinds[kind] |= storages.numbers(tensors)
     hooks.step(run, job.config.clip)
     return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
+
+
+def _mask_pools(job: TracedJob, module: nn.Module) -> list[Tensor]:
+    """Return the pools of dropout masks by row, one for each probability."""
+    rates = {part.p for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0}
+    return [torch.empty(POOL_VALUES) for _ in rates] if job.config.dropout_masks == "row" else []
 
 
 def _passes(job: TracedJob, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
