@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distcore import RowMasks, current_masks
 from distcore.errors import TaskError
-from distcore.model.row_dropout import forward_of, masks_by_row
+from distcore.model.row_dropout import masks_by_row
 
 ROWS = np.array([4, 9, 2, 7])
 WIDTH = 512
@@ -29,6 +30,17 @@ def masks() -> Iterator[RowMasks]:
         assert made is not None
         assert made is current_masks()
         yield made
+
+
+@contextmanager
+def forward_of(rows: np.ndarray) -> Iterator[None]:
+    """Compute rows, as the loop does."""
+    masks = current_masks()
+    assert masks is not None
+    masks.begin_rows(rows)
+    yield
+    if masks.is_new:
+        masks.end_rows()
 
 
 def dropped(p: float = 0.5, rows: np.ndarray = ROWS, tokens: int = 30, calls: int = 1) -> Tensor:

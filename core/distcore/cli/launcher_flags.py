@@ -88,7 +88,7 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
     # Not what stands in a file: there it is the number of all ranks.
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
     return Spec(
-        train=_for_ranks(argv),
+        train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags of starting
         value=value,
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,
         nproc=nproc,
@@ -148,11 +148,6 @@ def _nodes(text: str) -> tuple[int, int]:
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise ConfigError(f"--nodes {text}: expected a number of machines, N, or MIN:MAX")
     return int(match[1]), int(match[2] or match[1])
-
-
-def _for_ranks(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments of ``distcore train`` without the flags of starting, ``--nproc`` and ``--dry-run``."""
-    return tuple(_own_flags().parse_known_args(list(argv))[1])
 
 
 def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:

@@ -5,30 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import join
 
 
-class StopRequest:
-    """A flag that a signal sets: this process was asked to stop."""
-
-    requested = False
-
-    def ask(self) -> None:
-        """Set the flag."""
-        self.requested = True
-
-
 @contextmanager
-def catch_stop_signals() -> Iterator[StopRequest]:
-    """Yield a request that SIGTERM sets, instead of ending the process; restore the handler afterwards.
+def catch_stop_signals() -> Iterator[Event]:
+    """Yield an event that SIGTERM sets, instead of ending the process; restore the handler afterwards.
 
-    The first Ctrl-C sets the request, too, but not in ranks: their launcher gets Ctrl-C as well, and distcore's then
-    sends SIGTERM. Outside the main thread no handler can be set, and the request stays unset.
+    The first Ctrl-C sets it, too, but not in ranks: their launcher gets Ctrl-C as well, and distcore's then
+    sends SIGTERM. Outside the main thread no handler can be set, and the event stays unset.
     """
-    request = StopRequest()
+    requested = Event()
     launcher = (join(os.environ) or RankInfo()).launcher
-    with handle_stop_signals(request.ask, ctrl_c=launcher == "local"):  # ranks of our launcher ignore Ctrl-C
-        yield request
+    with handle_stop_signals(requested.set, ctrl_c=launcher == "local"):  # ranks of our launcher ignore Ctrl-C
+        yield requested

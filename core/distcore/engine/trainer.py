@@ -222,7 +222,7 @@ def fit(
             meter.add(loss)
             saver.check()
             if done or progress.step % config.log_every == 0:
-                record, stopping, wishes = meter.record(run, hooks, progress, result, stop.requested)
+                record, stopping, wishes = meter.record(run, hooks, progress, result, stop.is_set())
                 hooks.on_log(run, record)
             else:
                 wishes = frozenset()

@@ -15,7 +15,7 @@ from torch import Tensor
 from distcore.distributed.devices import seed
 from distcore.engine.loader import on_device
 from distcore.errors import TaskError
-from distcore.model.row_dropout import forward_of
+from distcore.model.row_dropout import current_masks
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
@@ -42,8 +42,12 @@ def whole_batch_step(
         micro, batch = micros[number]
         if len(micros) > 1:
             seed(run.world.device, (begun + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
-        with forward_of(micro.indices), autocast:
+        if masks := current_masks():
+            masks.begin_rows(micro.indices)
+        with autocast:
             embeddings = task.embed(run.model, on_device(run, batch))
+        if masks and masks.is_new:
+            masks.end_rows()
         if (rows := len(next(iter(embeddings.values())))) != len(micro.indices):
             raise TaskError(f"task: embed() returned {rows} rows for {len(micro.indices)}; expected tensors (n, …)")
         return embeddings

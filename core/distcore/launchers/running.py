@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Plan
+from distcore.launchers.contract import Plan
 
 
 def check_programs(plan: Plan) -> None:
@@ -37,9 +37,4 @@ def run_command(plan: Plan) -> int:
     (command,) = plan.commands
     check_programs(plan)
     write_files(plan.files)
-    os.execvpe(command.words[0], command.words, environment_of(command))
-
-
-def environment_of(command: Command) -> dict[str, str]:
-    """Return the caller's environment with the command's variables."""
-    return {**os.environ, **command.environment}
+    os.execvpe(command.words[0], command.words, {**os.environ, **command.environment})

@@ -190,16 +190,6 @@ def masks_by_row(run: Run) -> Iterator[RowMasks | None]:
         _current = None
 
 
-@contextmanager
-def forward_of(rows: np.ndarray) -> Iterator[None]:
-    """Compute ``rows``, numbers of the dataset, inside the ``with`` block."""
-    if (masks := _current) is not None:
-        masks.begin_rows(rows)
-    yield
-    if masks is not None and masks.is_new:
-        masks.end_rows()
-
-
 def current_masks() -> RowMasks | None:
     """Return the masks of the run that trains here, for a task that reorders tokens; ``None``: not by row."""
     return _current
@@ -238,9 +228,8 @@ def _attention(
     if is_causal:
         attn_mask = torch.ones(shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        weights = weights.masked_fill(
-            ~attn_mask, torch.finfo(weights.dtype).min
-        )  # -inf would make NaN of a row without a key
+        low = torch.finfo(weights.dtype).min  # -inf would make NaN of a token without a key
+        weights = weights.masked_fill(~attn_mask, low)
     elif attn_mask is not None:
         weights = weights + attn_mask
     return torch.matmul(weights.softmax(-1) * kept, value)

@@ -19,16 +19,14 @@ class Launcher(nn.Module):
         self.calls = 0
         self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
         tensors = dict(inner.named_parameters()) | dict(inner.named_buffers())  # of tied ones the first name
-        self._copies = {name: _with_gradient(value.detach().clone()) for name, value in tensors.items()}
+        self._copies = {
+            name: value.detach().clone().requires_grad_(value.is_floating_point()) for name, value in tensors.items()
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute like the model."""
         self.calls += 1
         return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
-
-
-def _with_gradient(value: Tensor) -> Tensor:
-    return value.requires_grad_() if value.is_floating_point() else value
 
 
 def gradient(model: nn.Module) -> Tensor:

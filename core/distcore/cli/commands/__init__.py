@@ -27,7 +27,7 @@ def command_module(name: str) -> Any:
     if name in OWN:
         return import_module(f"distcore.cli.commands.{name}")
     installed = registry.offers("commands")
-    if name in installed or _is_blocked(name):
+    if name in installed or any(entry.name == name for entry in registry.all_offers("commands")):  # or blocked
         return registry.load("commands", name)
     if owner := registry.ELSEWHERE["commands"].get(name):
         how = registry.how_to_install(f"distcore-{owner}")
@@ -40,10 +40,6 @@ def summaries() -> dict[str, str]:
     """Return the line of help of each command that is installed, by name. Imports no command."""
     own = {name: _summary(f"distcore.cli.commands.{name}") for name in OWN}
     return own | {name: _summary(offered[0].value) for name, offered in registry.offers("commands").items()}
-
-
-def _is_blocked(name: str) -> bool:
-    return any(entry.name == name for entry in registry.all_offers("commands"))
 
 
 def _summary(module: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from padding_free_models import CASES, LENGTHS, batch, model_of
 from torch import Tensor
 
-from distcore import RowMasks
-from distcore.model.row_dropout import forward_of, masks_by_row
+from distcore import RowMasks, current_masks
+from distcore.model.row_dropout import masks_by_row
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import HEADS, HeadName
 from distcore_tasks.shared.target_logits import logits_of_tokens
@@ -28,6 +29,17 @@ def masks() -> Iterator[RowMasks]:
     with masks_by_row(run) as made:
         assert made is not None
         yield made
+
+
+@contextmanager
+def forward_of(rows: np.ndarray) -> Iterator[None]:
+    """Compute rows, as the loop does."""
+    masks = current_masks()
+    assert masks is not None
+    masks.begin_rows(rows)
+    yield
+    if masks.is_new:
+        masks.end_rows()
 
 
 def with_dropout(head: HeadName, kind: str) -> Any:
