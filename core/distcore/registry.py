@@ -180,7 +180,8 @@ def _state(place: str) -> tuple[str, int]:
 
 @cache  # the metadata is a long file
 def _identity(package: Distribution) -> tuple[str, str]:
-    return package.name, package.version
+    facts = package.metadata  # parsed anew each time that it is asked for
+    return facts["Name"], facts["Version"]
 
 
 def _owner(entry: EntryPoint) -> str:
