@@ -12,7 +12,7 @@ from work_folder import install
 from distcore import registry
 from distcore.cli.launcher_flags import FLAGS
 from distcore.cli.main import command_parser, main
-from distcore.launchers import Command, Plan, Spec, run_command, train_command
+from distcore.launchers import Command, LaunchPlan, LaunchSpec, run_command, train_command
 
 
 @pytest.fixture(autouse=True)
@@ -100,11 +100,11 @@ def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeyp
 class Elsewhere:
     """A launcher that a stranger wrote."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """One command."""
-        return Plan(commands=(Command(words=("elsewhere", spec.value, *train_command(spec))),))
+        return LaunchPlan(commands=(Command(words=("elsewhere", spec.value, *train_command(spec))),))
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """As its program ends."""
         return run_command(plan)
 

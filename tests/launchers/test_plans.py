@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from distcore.errors import ConfigError
-from distcore.launchers import Command, Here, Host, Launcher, Plan, Spec, run_command
+from distcore.launchers import Command, Here, Host, Launcher, LaunchPlan, LaunchSpec, run_command
 from distcore.launchers.local import LocalLauncher
 from distcore.launchers.torchrun import TorchrunLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
 HOSTS = (Host(name="host0", slots=2), Host(name="host1", slots=2, chosen=(3, 1)))
-SPEC = Spec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE)
+SPEC = LaunchSpec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE)
 RANK = "train c.yaml --lr 0.1 --set nproc=auto"
 
 
@@ -77,7 +77,7 @@ def test_a_program_that_is_missing_is_found_before_anything_is_written(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     script = str(tmp_path / "logs/job.sh")
-    plan = Plan(commands=(Command(words=("sbatch", script)),), files={script: "#!/bin/bash\n"})
+    plan = LaunchPlan(commands=(Command(words=("sbatch", script)),), files={script: "#!/bin/bash\n"})
     with pytest.raises(ConfigError, match=r"^no program 'sbatch' on PATH; --dry-run prints what would be started$"):
         run_command(plan)
     assert not (tmp_path / "logs").exists()

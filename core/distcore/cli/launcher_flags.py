@@ -19,7 +19,7 @@ from distcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
-    from distcore.launchers import Here, Host, Spec
+    from distcore.launchers import Here, Host, LaunchSpec
 
 DEFAULT = "local"
 FLAGS = {
@@ -80,14 +80,14 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
     return int(launcher.run(plan))
 
 
-def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> Spec:
+def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
     """Return what was asked for, from the given flags, the config, and this machine; raises ConfigError."""
-    from distcore.launchers import Spec
+    from distcore.launchers import LaunchSpec
     from distcore.launchers.variables import settings
 
     # Not what stands in a file: there it is the number of all ranks.
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
-    return Spec(
+    return LaunchSpec(
         train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags of starting
         value=value,
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,

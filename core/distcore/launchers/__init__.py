@@ -1,7 +1,7 @@
 """How ranks come to life, on one machine or on many, through an engine that exists.
 
 A launcher is an entry point of the group ``distcore.launchers``: a class that takes no arguments, with the methods of
-``Launcher``. ``distcore train --launcher NAME`` builds a ``Spec``, has the launcher plan, and prints the plan
+``Launcher``. ``distcore train --launcher NAME`` builds a ``LaunchSpec``, has the launcher plan, and prints the plan
 (``--dry-run``) or has the launcher run it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from distcore.launchers.contract import Command, Here, Host, Launcher, Plan, Spec
+from distcore.launchers.contract import Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
 from distcore.launchers.planning import (
     agent_command,
     check_restarts,
@@ -30,9 +30,9 @@ __all__ = [
     "Command",
     "Here",
     "Host",
+    "LaunchPlan",
+    "LaunchSpec",
     "Launcher",
-    "Plan",
-    "Spec",
     "agent_command",
     "check_programs",
     "check_restarts",

@@ -22,7 +22,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The machine and the process that start a run. A plan depends only on this and on ``Spec``."""
+    """The machine and the process that start a run. A plan depends only on this and on ``LaunchSpec``."""
 
     folder: str = "."
     """The current folder, absolute; ranks start in the same one."""
@@ -39,7 +39,7 @@ class Here:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spec:
+class LaunchSpec:
     """The user's request, after the checks that do not depend on the launcher."""
 
     train: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class LaunchPlan:
     """The commands and files of a launch; ``--dry-run`` prints them."""
 
     commands: tuple[Command, ...] = ()
@@ -115,10 +115,10 @@ class Plan:
 class Launcher(Protocol):
     """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class that takes no arguments."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the plan for ``spec`` without changing anything. Raises ConfigError, one line."""
         ...
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Start ``plan``, wait for its end and return the exit status. Raises ConfigError, one line."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Host, Plan, Spec
+from distcore.launchers.contract import Command, Host, LaunchPlan, LaunchSpec
 from distcore.launchers.planning import gpus_of, rank_variables, refuse
 from distcore.launchers.running import run_command
 
@@ -11,7 +11,7 @@ from distcore.launchers.running import run_command
 class LocalLauncher:
     """Starts ranks on this machine."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the command without the launcher's flags, and the variables that replace them."""
         refuse("local", {"value": spec.value}, "leave out what follows the colon")
         refuse("local", {"--nodes": spec.nodes}, "it starts ranks here; --launcher ssh starts them on other machines")
@@ -19,14 +19,14 @@ class LocalLauncher:
         nproc = host.slots if host and host.chosen is not None else spec.nproc
         ranks = ("--nproc", str(nproc)) if nproc is not None else ()
         words = (spec.here.python, "-m", "distcore", "train", *spec.train, *ranks)
-        return Plan(commands=(Command(words=words, environment={**rank_variables(spec), **gpus_of(host)}),))
+        return LaunchPlan(commands=(Command(words=words, environment={**rank_variables(spec), **gpus_of(host)}),))
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Become the supervisor."""
         return run_command(plan)
 
 
-def only_host(name: str, spec: Spec) -> Host | None:
+def only_host(name: str, spec: LaunchSpec) -> Host | None:
     """Return the machine of a launcher that starts ranks here; raises ConfigError for several."""
     if spec.hosts and len(spec.hosts) > 1:
         names = ", ".join(host.name for host in spec.hosts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Host, Spec
+from distcore.launchers.contract import Command, Host, LaunchSpec
 from distcore.launchers.processes.binding import BIND_VARIABLE
 from distcore.launchers.processes.log_files import LOG_DIR_VARIABLE
 
@@ -17,31 +17,31 @@ LIFELINE = "--lifeline"
 """The agent's flag, its first: end when stdin ends."""
 
 
-def train_arguments(spec: Spec) -> tuple[str, ...]:
+def train_arguments(spec: LaunchSpec) -> tuple[str, ...]:
     """Return the arguments of ``distcore`` for a rank that the launcher's engine starts."""
     # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
     restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()  # they are the engine's business
     return ("train", *spec.train, "--set", "nproc=auto", *restarts)
 
 
-def train_command(spec: Spec) -> tuple[str, ...]:
+def train_command(spec: LaunchSpec) -> tuple[str, ...]:
     """Return the command of a rank that the launcher's engine starts."""
     return (spec.here.python, "-m", "distcore", *train_arguments(spec))
 
 
-def rank_variables(spec: Spec) -> dict[str, str]:
+def rank_variables(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables of every rank, in addition to the caller's."""
     logs = {LOG_DIR_VARIABLE: spec.log_dir} if spec.log_dir else {}
     cores = {BIND_VARIABLE: "1"} if spec.bind_cores else {}
     return {**spec.environment, **logs, **cores}
 
 
-def variables_elsewhere(spec: Spec) -> dict[str, str]:
+def variables_elsewhere(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables that every rank on another machine gets, some of the caller's among them."""
     return {**spec.here.environment, **rank_variables(spec)}
 
 
-def agent_command(spec: Spec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False) -> Command:
+def agent_command(spec: LaunchSpec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False) -> Command:
     """Return the command of torchelastic's agent, which starts the ranks of one machine.
 
     ``flags`` are torchrun's; ``host`` has the chosen GPUs. With ``elsewhere`` the agent gets the variables for another
@@ -52,7 +52,7 @@ def agent_command(spec: Spec, flags: Sequence[str], host: Host | None = None, el
     return Command(words=words, environment={**quiet_agent(spec), **variables, **gpus_of(host)})
 
 
-def quiet_agent(spec: Spec) -> dict[str, str]:
+def quiet_agent(spec: LaunchSpec) -> dict[str, str]:
     """Return the variable that keeps warnings of torch's C++, with stack traces, off the screen of an agent.
 
     Where the caller has set it, that stays.
@@ -74,14 +74,14 @@ def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
             raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
 
 
-def need_nproc(name: str, spec: Spec) -> int:
+def need_nproc(name: str, spec: LaunchSpec) -> int:
     """Return the ranks per machine; raises ConfigError where they were not given, as they are not counted from here."""
     if spec.nproc is None:
         raise ConfigError(f"--launcher {name}: say how many ranks each machine gets: --nproc N")
     return spec.nproc
 
 
-def check_restarts(spec: Spec, nproc: int) -> None:
+def check_restarts(spec: LaunchSpec, nproc: int) -> None:
     """Raise ConfigError for restarts that could not go on: without a run folder, or with an odd number of ranks.
 
     ``nproc`` is the number of ranks per machine.

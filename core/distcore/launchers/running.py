@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Plan
+from distcore.launchers.contract import LaunchPlan
 
 
-def check_programs(plan: Plan) -> None:
+def check_programs(plan: LaunchPlan) -> None:
     """Raise ConfigError, one line, unless every program of the plan is on this machine."""
     for command in plan.commands:
         program = command.words[0]
@@ -29,7 +29,7 @@ def write_files(files: Mapping[str, str]) -> None:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def run_command(plan: Plan) -> int:
+def run_command(plan: LaunchPlan) -> int:
     """Run a plan of one command, which takes the place of this process: signals and exit status are its own.
 
     Raises ConfigError, one line, if its program is missing or a file cannot be written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Plan, Spec
+from distcore.launchers.contract import LaunchPlan, LaunchSpec
 from distcore.launchers.local import only_host
 from distcore.launchers.planning import agent_command, check_restarts, need_nproc
 from distcore.launchers.running import run_command
@@ -17,7 +17,7 @@ LAST_CALL = 10
 class TorchrunLauncher:
     """Starts torchelastic's agent. Agents on several machines meet at HOST:PORT, on one of them."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the agent's command; raises ConfigError for flags without which agents cannot restart or meet."""
         host = only_host("torchrun", spec)
         least, most = spec.nodes or (1, 1)
@@ -30,9 +30,9 @@ class TorchrunLauncher:
             *("--rdzv-id", "distcore", "--rdzv-conf", f"last_call_timeout={LAST_CALL}"),
             *("--max-restarts", str(spec.max_restarts), "--shutdown-timeout", str(int(spec.timeout))),
         )
-        return Plan(commands=(agent_command(spec, flags, host),), patience=spec.timeout)
+        return LaunchPlan(commands=(agent_command(spec, flags, host),), patience=spec.timeout)
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Become the agent."""
         return run_command(plan)
 

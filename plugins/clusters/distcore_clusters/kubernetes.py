@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from distcore import ConfigError, nearest
-from distcore.launchers import Plan, Spec, need_nproc, rank_variables, refuse, train_command
+from distcore.launchers import LaunchPlan, LaunchSpec, need_nproc, rank_variables, refuse, train_command
 from distcore_clusters.planning import fixed_nodes, need_out
 
 PORT = 29500
@@ -29,7 +29,7 @@ Tree = dict[str, Any]
 class KubernetesLauncher:
     """Writes the YAML of a plain indexed Job, a JobSet or a Kubeflow TrainJob."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the YAML as the one file of the plan; raises ConfigError without an image, a number and ``--out``."""
         kind, options = _options_of(spec.value)
         instead = "a pod is placed by its cluster"
@@ -39,9 +39,9 @@ class KubernetesLauncher:
         nodes, nproc = fixed_nodes("kubernetes", spec) or 1, need_nproc("kubernetes", spec)
         trees = KINDS[kind](spec, nodes, nproc, options)
         text = yaml.safe_dump_all(trees, sort_keys=False, width=10_000)
-        return Plan(files={f"{options['name']}.yaml": text}, patience=spec.timeout)
+        return LaunchPlan(files={f"{options['name']}.yaml": text}, patience=spec.timeout)
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Print the YAML."""
         print("".join(plan.files.values()), end="")
         return 0
@@ -67,7 +67,7 @@ def _options_of(value: str) -> tuple[str, dict[str, str]]:
     return kind, options
 
 
-def _job(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
+def _job(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
     """Return a headless service and an indexed Job whose pods it names."""
     name = options["name"]
     service = {
@@ -88,7 +88,7 @@ def _job(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tr
     return [service, job]
 
 
-def _jobset(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
+def _jobset(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
     """Return a JobSet of one Job; it makes the headless service, and starts all pods again if one fails."""
     name = options["name"]
     pods = _pod(spec, nodes, nproc, options, f"{name}-{NODE}-0-0.{name}")
@@ -107,7 +107,7 @@ def _jobset(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> list
     ]
 
 
-def _trainjob(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
+def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str]) -> list[Tree]:
     """Return a TrainJob for Kubeflow's torch runtime, which tells torchrun nodes, ranks and address by variables."""
     volumes, mounts = _volume(options)
     trainer = {
@@ -143,7 +143,7 @@ def _indexed(nodes: int) -> Tree:
     return {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
 
 
-def _pod(spec: Spec, nodes: int, nproc: int, options: dict[str, str], master: str) -> Tree:
+def _pod(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str], master: str) -> Tree:
     volumes, mounts = _volume(options)
     index = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
     agent = (
@@ -170,13 +170,13 @@ def _pod(spec: Spec, nodes: int, nproc: int, options: dict[str, str], master: st
     }
 
 
-def _program(spec: Spec) -> list[str]:
+def _program(spec: LaunchSpec) -> list[str]:
     """Return the command of a rank, ``distcore`` with arguments that make a restarted pod resume."""
     _python, _m, *program = train_command(spec)  # an image has an interpreter of its own
     return [*program, *(() if spec.resume else ("--resume", "auto"))]
 
 
-def _gpus(spec: Spec, nproc: int) -> Tree:
+def _gpus(spec: LaunchSpec, nproc: int) -> Tree:
     return {"limits": {"nvidia.com/gpu": str(nproc)}} if spec.device not in ("cpu", "auto") else {}
 
 
@@ -186,7 +186,7 @@ def _volume(options: dict[str, str]) -> tuple[list[Tree], list[Tree]]:
     return [volume], [{"name": "shared", "mountPath": options["mount"]}]
 
 
-KINDS: dict[str, Callable[[Spec, int, int, dict[str, str]], list[Tree]]] = {
+KINDS: dict[str, Callable[[LaunchSpec, int, int, dict[str, str]], list[Tree]]] = {
     "job": _job,
     "jobset": _jobset,
     "trainjob": _trainjob,

@@ -9,8 +9,8 @@ from distcore import ConfigError, nearest
 from distcore.launchers import (
     Command,
     Host,
-    Plan,
-    Spec,
+    LaunchPlan,
+    LaunchSpec,
     check_programs,
     need_nproc,
     refuse,
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 class MpiLauncher:
     """Starts ranks by mpirun; they meet at an address and a port of the job's own."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the command line of Open MPI or of MPICH, Hydra's; raises ConfigError for machines without names."""
         kind = spec.value or KINDS[0]
         if kind not in KINDS:
@@ -46,9 +46,9 @@ class MpiLauncher:
         ranks = sum(host.slots for host in hosts) if hosts else need_nproc("mpi", spec)
         line = _open_mpi if kind == "openmpi" else _hydra
         words = (*line(hosts or (), ranks, given), *train_command(spec))
-        return Plan(commands=(Command(words=words),), patience=spec.timeout)
+        return LaunchPlan(commands=(Command(words=words),), patience=spec.timeout)
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Become mpirun; raises ConfigError where that is another MPI's."""
         check_programs(plan)
         if plan.commands[0].words[0] == OPEN_MPI and "Open MPI" not in _version():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from distcore import ConfigError
-from distcore.launchers import Host, Spec
+from distcore.launchers import Host, LaunchSpec
 
 
 def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:
@@ -24,12 +24,12 @@ def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] |
     return tuple(replace(host, slots=nproc, chosen=host.chosen and host.chosen[:nproc]) for host in hosts)
 
 
-def port_of(spec: Spec) -> int:
+def port_of(spec: LaunchSpec) -> int:
     """Return a TCP port of the job's own, below the ports that systems give out by themselves."""
     return 10_000 + crc32(spec.here.job.encode()) % 20_000
 
 
-def fixed_nodes(name: str, spec: Spec) -> int | None:
+def fixed_nodes(name: str, spec: LaunchSpec) -> int | None:
     """Return the number of machines, ``None`` if it was not given; raises ConfigError for a range."""
     if spec.nodes and spec.nodes[0] != spec.nodes[1]:
         least, most = spec.nodes
@@ -40,13 +40,13 @@ def fixed_nodes(name: str, spec: Spec) -> int | None:
     return spec.nodes[1] if spec.nodes else None
 
 
-def refuse_slots(name: str, spec: Spec) -> None:
+def refuse_slots(name: str, spec: LaunchSpec) -> None:
     """Raise ConfigError if GPUs were chosen, for an engine that cannot choose GPUs."""
     if any(host.chosen is not None for host in spec.hosts or ()) or ":" in f"{spec.include}{spec.exclude}":
         raise ConfigError(f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude")
 
 
-def need_out(name: str, spec: Spec, why: str) -> None:
+def need_out(name: str, spec: LaunchSpec, why: str) -> None:
     """Raise ConfigError without ``--out``: each attempt would begin in a folder of its own."""
     if not spec.out:
         raise ConfigError(f"--launcher {name}: {why}: add --out DIR")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from distcore import ConfigError
 from distcore.launchers import (
     Command,
-    Plan,
-    Spec,
+    LaunchPlan,
+    LaunchSpec,
     need_nproc,
     rank_variables,
     refuse,
@@ -36,7 +36,7 @@ PREEMPTED = (
 class SlurmLauncher:
     """Submits a job that resumes after a stop, or starts a step in the current allocation."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the script and its sbatch, or an srun; raises ConfigError without ``--out`` and ``--nproc``."""
         refuse("slurm", {"--hostfile": spec.hosts}, "SLURM has its own machines; --include and --exclude name some")
         refuse("slurm", {"--max-restarts": spec.max_restarts}, "SLURM puts the job back into its queue (--requeue)")
@@ -47,21 +47,23 @@ class SlurmLauncher:
             refuse("slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}")
             size = (f"--nodes={nodes}", f"--ntasks-per-node={nproc}", *_machines(spec))
             command = Command(words=(*step, *size, *train_command(spec)), environment=rank_variables(spec))
-            return Plan(commands=(command,), patience=spec.timeout)
+            return LaunchPlan(commands=(command,), patience=spec.timeout)
         need_out("slurm", spec, "a job that was requeued goes on in its run folder")
         if spec.here.out_exists and not spec.resume:
             raise ConfigError(f"out = {spec.out!r}: holds another run; choose another, or go on with --resume auto")
         again = () if spec.resume else ("--resume", "auto")
         script = f"{spec.log_dir or spec.here.folder}/{spec.here.job}.sh"
         text = "\n".join(_script(spec, nodes, nproc, (*step, *train_command(spec), *again)))
-        return Plan(commands=(Command(words=("sbatch", script)),), files={script: f"{text}\n"}, patience=spec.timeout)
+        return LaunchPlan(
+            commands=(Command(words=("sbatch", script)),), files={script: f"{text}\n"}, patience=spec.timeout
+        )
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Become sbatch, which returns once the job is in the queue, or srun."""
         return run_command(plan)
 
 
-def _script(spec: Spec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterator[str]:
+def _script(spec: LaunchSpec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterator[str]:
     yield "#!/bin/bash"
     yield f"#SBATCH --job-name={spec.here.job}"
     yield f"#SBATCH --nodes={nodes}"
@@ -83,6 +85,6 @@ def _script(spec: Spec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterat
     yield from PREEMPTED
 
 
-def _machines(spec: Spec) -> tuple[str, ...]:
+def _machines(spec: LaunchSpec) -> tuple[str, ...]:
     chosen = (("--nodelist", spec.include), ("--exclude", spec.exclude))
     return tuple(f"{flag}={names.replace('@', ',')}" for flag, names in chosen if names)

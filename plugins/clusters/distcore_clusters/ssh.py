@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 
 from distcore import ConfigError, RankError, StoppedError
-from distcore.launchers import Command, Host, Plan, Spec, agent_command, check_programs, refuse, write_files
+from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, agent_command, check_programs, refuse, write_files
 from distcore_clusters.planning import fixed_nodes, limited, port_of
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
@@ -28,7 +28,7 @@ POLL = 0.1
 class SshLauncher:
     """Starts an agent per machine over ssh; SIGTERM and Ctrl-C stop all of them, after a checkpoint."""
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts."""
         refuse("ssh", {"value": spec.value}, "leave out what follows the colon")
         restarts = f"--max-restarts {spec.max_restarts}" if spec.max_restarts else ""
@@ -38,9 +38,9 @@ class SshLauncher:
             raise ConfigError("--launcher ssh: on which machines? --hostfile FILE, with lines such as: host0 slots=4")
         hosts = limited(spec.hosts, spec.nproc, spec.nodes)
         commands = (_command(spec, hosts, node) for node in range(len(hosts)))
-        return Plan(commands=tuple(commands), patience=spec.timeout)
+        return LaunchPlan(commands=tuple(commands), patience=spec.timeout)
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Start all agents and wait for them; once one fails, the others end, too."""
         from distcore.jobs import handle_stop_signals
 
@@ -58,7 +58,7 @@ class SshLauncher:
             return _wait(plan, agents, stop)
 
 
-def _command(spec: Spec, hosts: tuple[Host, ...], node: int) -> Command:
+def _command(spec: LaunchSpec, hosts: tuple[Host, ...], node: int) -> Command:
     """Return the command that starts the agent of machine number ``node``."""
     host = hosts[node]
     flags = (
@@ -72,7 +72,7 @@ def _command(spec: Spec, hosts: tuple[Host, ...], node: int) -> Command:
     return Command(words=("ssh", *OPTIONS, host.name, line), host=host.name)
 
 
-def _wait(plan: Plan, agents: list[subprocess.Popen[bytes]], stop: threading.Event) -> int:
+def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], stop: threading.Event) -> int:
     """Return 0 once all agents have succeeded, else the status of the first failed one."""
     first: tuple[str, int] | None = None
     deadline = float("inf")

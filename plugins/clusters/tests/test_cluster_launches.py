@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distcore.cli.main import main
-from distcore.launchers import Command, Plan
+from distcore.launchers import Command, LaunchPlan
 from distcore_clusters.ssh import SshLauncher
 
 
@@ -34,7 +34,7 @@ def test_the_end_of_any_machine_is_seen_while_the_first_one_still_runs(capsys: p
     first = Command(words=("sleep", "60"), host="host0")
     second = Command(words=("sh", "-c", "exit 255"), host="host1")
     begun = time.monotonic()
-    assert SshLauncher().run(Plan(commands=(first, second), patience=0.2)) == 3
+    assert SshLauncher().run(LaunchPlan(commands=(first, second), patience=0.2)) == 3
     assert time.monotonic() - begun < 30
     assert capsys.readouterr().err == (
         "error: host1: ssh cannot reach it, or lost the connection; try: ssh host1 true\n"

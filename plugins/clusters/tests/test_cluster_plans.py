@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from distcore import ConfigError
-from distcore.launchers import Here, Host, Launcher, Plan, Spec
+from distcore.launchers import Here, Host, Launcher, LaunchPlan, LaunchSpec
 from distcore_clusters.kubernetes import KubernetesLauncher
 from distcore_clusters.mpi import MpiLauncher
 from distcore_clusters.planning import limited
@@ -18,7 +18,7 @@ from distcore_clusters.ssh import SshLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
 HOSTS = (Host(name="host0", slots=2), Host(name="host1", slots=2, chosen=(3, 1)))
-SPEC = Spec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE)
+SPEC = LaunchSpec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE)
 RANK = "train c.yaml --lr 0.1 --set nproc=auto"
 
 
@@ -189,7 +189,7 @@ def test_a_program_that_is_missing_is_found_before_anything_is_written(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    plan: Plan = SlurmLauncher().plan(replace(SPEC, nproc=1, out="o", log_dir=str(tmp_path / "logs")))
+    plan: LaunchPlan = SlurmLauncher().plan(replace(SPEC, nproc=1, out="o", log_dir=str(tmp_path / "logs")))
     with pytest.raises(ConfigError, match=r"^no program 'sbatch' on PATH; --dry-run prints what would be started$"):
         SlurmLauncher().run(plan)
     assert not (tmp_path / "logs").exists()

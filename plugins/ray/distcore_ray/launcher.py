@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from distcore import ConfigError
 from distcore.launchers import (
     Command,
-    Plan,
-    Spec,
+    LaunchPlan,
+    LaunchSpec,
     check_restarts,
     need_nproc,
     refuse,
@@ -28,7 +28,7 @@ class RayLauncher:
     The only command of the plan is ``distcore_ray.driver``.
     """
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the driver's command. Raises ConfigError for settings that are Ray's own, and for invalid restarts."""
         chosen = {"--hostfile": spec.hosts, "--include": spec.include, "--exclude": spec.exclude}
         refuse("ray", chosen, "Ray has its own nodes, and places ranks by the CPUs and GPUs that are free")
@@ -46,9 +46,9 @@ class RayLauncher:
             flags += ["--env", f"{name}={value}"]
         _, *words = train_command(spec)
         driver = (spec.here.python, "-m", DRIVER, *flags, "--patience", f"{spec.timeout:g}", "--", *words)
-        return Plan(commands=(Command(words=driver),), patience=spec.timeout)
+        return LaunchPlan(commands=(Command(words=driver),), patience=spec.timeout)
 
-    def run(self, plan: Plan) -> int:
+    def run(self, plan: LaunchPlan) -> int:
         """Run the driver. Raises ConfigError if Ray is not installed."""
         if find_spec("ray") is None:
             raise ConfigError("--launcher ray: Ray is not installed: pip install ray, on all its nodes")

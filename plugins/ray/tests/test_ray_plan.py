@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from distcore import ConfigError
-from distcore.launchers import Here, Host, Spec
+from distcore.launchers import Here, Host, LaunchSpec
 from distcore_ray.actor import Rank, RankAddress, rank_environment, variables_of
 from distcore_ray.job import RayJob, read_job
 from distcore_ray.launcher import RayLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
-SPEC = Spec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE, nproc=2)
+SPEC = LaunchSpec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE, nproc=2)
 ELASTIC: dict[str, Any] = {
     "nodes": (1, 2), "max_restarts": 3, "out": "o", "resume": "auto", "global_batch_size": 8, "device": "cuda",
     "timeout": 20.0, "value": "host0:6379", "log_dir": "/logs",
