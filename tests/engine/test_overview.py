@@ -55,6 +55,17 @@ def test_a_block_says_what_will_be_done_and_nothing_of_tokens(capfd: pytest.Capt
     assert report["padding_free"] == {"on": False, "why": report["padding_free"]["why"], "difference": None}
 
 
+@pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
+def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
+    flags: str, is_said: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", "nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))"))
+    notes = [line for line in lines_of(flags, capfd) if line.startswith("note:")]
+    assert notes == is_said * [
+        "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
+    ]
+
+
 def test_how_steps_are_cut_is_for_those_who_debug(capfd: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in lines_of("--log-level debug", capfd) if "micro-batches" in line)
     assert line == "D rank 0: micro-batches: at most 4096 rows"

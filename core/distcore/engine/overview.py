@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.config import GIVEN
 from distcore.plugin.strategy.contract import Run
@@ -36,5 +37,7 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     yield f"model:  {named}, {size['parameters']:,} parameters{trained}"
     ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on {run.world.device.type}"
     yield f"ranks:  {ranks}, in {config.precision}"
+    if run.world.shards * run.accumulation > 1 and any(isinstance(part, _BatchNorm) for part in run.module.modules()):
+        yield "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
     yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs} epoch{'s' * (epochs != '1')}"

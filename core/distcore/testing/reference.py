@@ -6,7 +6,6 @@ It shares none of the core's training loop, so that an error in the loop shows a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -56,7 +55,7 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(config, step))
     losses, norms, rates = [], [], []
     for rows, _ in zip(_global_batches(config, data), range(steps), strict=False):
-        with _autocast(config):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.precision == "bf16"):
             loss = problem.mean_loss(module, began, data.train, rows)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
@@ -118,10 +117,6 @@ def _rate(config: RunConfig, step: int) -> float:
         return 1.0
     warmup, total = int(config.schedule.warmup_steps), int(config.max_steps or 0)
     return step / warmup if step < warmup else max(0.0, (total - step) / (total - warmup))
-
-
-def _autocast(config: RunConfig) -> AbstractContextManager[object]:
-    return torch.autocast("cpu", dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
 def apart(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
