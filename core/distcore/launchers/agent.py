@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
@@ -78,7 +79,8 @@ def _parse(words: list[str]) -> Namespace:
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         host, _, port = arguments.rdzv_endpoint.rpartition(":")
         hosts_it = is_here(host) and _is_free(int(port))
-        arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
+        if not (hosts_it and _matches_machine_hostname(host)):  # else torch joins another agent here that was faster
+            arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
         arguments.local_addr = arguments.local_addr or address_towards(host)
     return arguments
 
