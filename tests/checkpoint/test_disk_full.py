@@ -51,6 +51,7 @@ def goes_on(out: Path, way: str, undisturbed: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.parametrize("way", EACH)
 def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
     out = at_step(8, undisturbed, small_disk / "run")
@@ -62,6 +63,7 @@ def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
     goes_on(out, way, undisturbed)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.parametrize("way", EACH)
 def test_a_limit_on_the_size_of_files(undisturbed: Path, tmp_path: Path, way: str) -> None:
     out = at_step(8, undisturbed, tmp_path / "run")

@@ -44,6 +44,7 @@ def test_only_cores_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> No
     assert waiting.cores_in_use() == 0.3
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
 @pytest.mark.parametrize("command", ["train --data none.json", "eval none"])
 def test_it_is_decided_before_torch_is_imported(command: str) -> None:

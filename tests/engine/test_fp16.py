@@ -53,6 +53,7 @@ def apart(one: Path, other: Path, step: int = STEPS) -> float:
     return max(difference(first[name], second[name]).relative for name in names)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_two_ranks_end_where_one_process_does(tmp_path: Path) -> None:
     alone = half("single", tmp_path / "single", 2.0**10)
@@ -61,6 +62,7 @@ def test_two_ranks_end_where_one_process_does(tmp_path: Path) -> None:
     assert apart(tmp_path / "ddp", tmp_path / "single") < 0.02
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_ranks_skip_the_same_overflowing_steps(tmp_path: Path) -> None:
     ranks = launch(half, "ddp", tmp_path / "ddp", 2.0**18, nproc=2)

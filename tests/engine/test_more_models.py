@@ -47,6 +47,7 @@ def last(out: Path) -> Path:
     return max((out / "checkpoints").iterdir())
 
 
+@pytest.mark.needs("distcore-fsdp")
 @pytest.mark.ranks
 @pytest.mark.parametrize("task", [TwoTerms(), Referenced(), WholeBatch()], ids=lambda task: type(task).__name__)
 def test_a_run_ends_alike_in_one_process_and_sharded_over_two(task: Problem, tmp_path: Path) -> None:
@@ -57,6 +58,7 @@ def test_a_run_ends_alike_in_one_process_and_sharded_over_two(task: Problem, tmp
     assert apart(read_tensors(last(tmp_path / "two")), read_tensors(last(tmp_path / "one")))[0] <= 1e-5
 
 
+@pytest.mark.needs("distcore-ddp", "distcore-fsdp")
 @pytest.mark.ranks
 def test_a_run_beside_a_frozen_model_goes_on_under_another_strategy(tmp_path: Path) -> None:
     run(tmp_path / "whole", Referenced())

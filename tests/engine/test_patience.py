@@ -50,6 +50,7 @@ def test_a_run_that_was_interrupted_ends_where_it_would_have(ended: Path, tmp_pa
     assert run(tmp_path / "run", resume="auto")["steps"] == 6
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_ranks_end_together(tmp_path: Path) -> None:
     assert run(tmp_path / "run", nproc=2, strategy="ddp")["steps"] == 6

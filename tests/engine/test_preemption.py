@@ -53,6 +53,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("whom", "times", "moment"), CASES)
 def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     two_undisturbed: Path, tmp_path: Path, whom: str, times: int, moment: Callable[[Path], bool]

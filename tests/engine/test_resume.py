@@ -85,6 +85,7 @@ def test_other_training_data_are_refused(undisturbed: Path, tmp_path: Path) -> N
         run(at_step(12, undisturbed, tmp_path), resume="auto", rows=49)
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_other_words_are_other_data_even_where_every_length_is_the_same(tmp_path: Path) -> None:
     rows = [(f"{'good' if n % 2 else 'bad'} text {n % 7}", n % 2) for n in range(40)]
     others = {

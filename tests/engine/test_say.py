@@ -43,6 +43,7 @@ class WishesAlone:
         return None
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_what_one_rank_wishes_all_do_at_the_next_log_line(nproc: int, tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ def kept(out: Path, step: int) -> Any:
     return state
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_what_a_listener_keeps_a_resumed_run_gives_back_at_another_world_size(tmp_path: Path) -> None:
     run(tmp_path / "whole", "Counts")
@@ -122,6 +124,7 @@ class Logs:
         run.log("rank", run.world.rank)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_what_an_extension_logs_is_a_mean_over_ranks(tmp_path: Path) -> None:
     run(tmp_path / "run", "Logs", strategy="ddp", nproc=2)
@@ -192,6 +195,7 @@ class OfItsRank(Counts):
         self.heard.append(run.world.rank)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_a_state_that_is_not_that_of_all_ranks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"ranks disagree on state\(\) of .*OfItsRank: rank 1 differs from rank 0"):

@@ -70,6 +70,7 @@ def lines_of(file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConfig) -> None:
     Path("mine.py").write_text(WATCH)
     train(with_extensions(config, **{"mine.py:Watch": {"file": "heard.txt"}}))
@@ -113,6 +114,7 @@ def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
     assert train(quiet)["evaluation"]["loss"] == train(loud)["evaluation"]["loss"]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: RunConfig) -> None:
     report = train(config)
     first, second, evaluation = lines_of("run/metrics.jsonl")
@@ -128,6 +130,7 @@ def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: Run
     assert 0 < first["epoch"] < second["epoch"] == 1
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(config: RunConfig) -> None:
     longer = config.model_copy(update={"max_steps": 4, "save_every": 2})
     train(longer)
@@ -143,6 +146,7 @@ def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(conf
     ]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_checkpoint(config: RunConfig) -> None:
     Path("kills.py").write_text(
         "import os, signal\nfrom distcore import hookimpl\n"
@@ -161,6 +165,7 @@ def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_chec
     assert logged == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_a_run_holds_its_folder_as_long_as_it_lives(config: RunConfig) -> None:
     Path("looks.py").write_text(
         "from pathlib import Path\nfrom distcore import hookimpl\nfrom distcore.files import is_held\n"
@@ -172,6 +177,7 @@ def test_a_run_holds_its_folder_as_long_as_it_lives(config: RunConfig) -> None:
     assert not is_held(Path("run/config.yaml"))
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_metrics_keeps_its_lines_until_a_resumed_run_has_one_of_its_own(config: RunConfig) -> None:
     longer = config.model_copy(update={"max_steps": 4, "save_every": 2})
     train(longer)
@@ -188,12 +194,14 @@ def test_metrics_keeps_its_lines_until_a_resumed_run_has_one_of_its_own(config: 
     assert lines_of("run/metrics.jsonl") == before
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_metrics_writes_null_for_what_is_not_a_number(config: RunConfig) -> None:
     train(config.model_copy(update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}))
     losses = [line["train/loss"] for line in lines_of("run/metrics.jsonl") if "train/loss" in line]
     assert any(loss is None or loss > 10 for loss in losses)
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_progress_writes_plain_lines_to_a_file(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     train(config)
     lines = capsys.readouterr().err.splitlines()
@@ -206,6 +214,7 @@ def test_progress_writes_plain_lines_to_a_file(config: RunConfig, capsys: pytest
     assert evaluation.endswith("evaluated 4 of 4")
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_progress_redraws_one_line_on_a_terminal(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +288,7 @@ def test_an_evaluation_is_one_line() -> None:
     )
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_nan_guard_ends_the_run_at_the_first_loss_that_is_not_finite(config: RunConfig) -> None:
     Path("poison.py").write_text(
         "from distcore import hookimpl\n"

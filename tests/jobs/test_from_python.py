@@ -16,6 +16,7 @@ from distcore.launchers.processes.start_method import check_spawnable
 JOB = {"strategy": "ddp", "nproc": 2, "device": "cpu", "max_steps": 2, "extensions": {"progress": False}}
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_train_starts_the_ranks_that_its_config_asks_for(work_folder: Path) -> None:
     options = {"data": "rows.json", "model": "bert-tiny"}
@@ -27,6 +28,7 @@ def test_train_starts_the_ranks_that_its_config_asks_for(work_folder: Path) -> N
     assert report["best"]["metric"] == "loss"
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_a_task_of_the_script_itself_comes_along(work_folder: Path) -> None:
     cell = ModuleType("cell")

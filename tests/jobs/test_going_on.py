@@ -76,6 +76,7 @@ def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("world", "times"),
@@ -121,6 +122,7 @@ def stopped(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_the_line_that_a_stopped_run_ends_with_goes_on(stopped: str) -> None:
     text, _, line = stopped.partition("; go on with: ")
     assert text == "stopped after step 2 of 5"
@@ -131,6 +133,7 @@ def test_the_line_that_a_stopped_run_ends_with_goes_on(stopped: str) -> None:
     assert checkpoints("a run")[-1] == "step-00000005"
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
 def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_given(stopped: str) -> None:
     again = ["train", "--out", "a run", "--resume", "auto"]
@@ -140,6 +143,7 @@ def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_give
     assert (config["lr"], config["checkpoints"]["keep_last"]) == (0.003, 7)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.programs
 def test_another_strategy_does_not_get_the_options_of_the_run_s(
     work_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -154,6 +158,7 @@ def test_another_strategy_does_not_get_the_options_of_the_run_s(
     assert "strategy_options: {}" in capsys.readouterr().out
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
 def test_a_config_file_that_is_given_counts_alone(stopped: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.yaml").write_text("lr: 0.25\nmodel: bert-tiny\ndata: rows.json\n")
@@ -161,6 +166,7 @@ def test_a_config_file_that_is_given_counts_alone(stopped: str, capsys: pytest.C
     assert "lr: 0.25" in capsys.readouterr().out
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.programs
 def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--out", "rnus", "--resume", "auto"]) == 0

@@ -55,6 +55,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert line | {"scores": 0} == other | {"scores": 0}
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_every_row_has_a_line_in_order_with_its_file_number_and_id(rows: Path, by_one: list[dict[str, Any]]) -> None:
     assert [(line["file"], line["row"], line["id"]) for line in by_one] == [
         (str(rows), number, row["id"]) for number, row in enumerate(ROWS, 1)
@@ -64,6 +65,7 @@ def test_every_row_has_a_line_in_order_with_its_file_number_and_id(rows: Path, b
     assert set(by_one[0]) == {"file", "row", "id", "prediction", "scores"}
 
 
+@pytest.mark.needs("distcore-ddp", "distcore-fsdp")
 def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(run_folder: Path, tmp_path: Path) -> None:
     file = run_folder.parent / "rows.jsonl"
     assert main(["predict", str(run_folder), "--data", str(file), "--out", str(tmp_path / "lines.jsonl")]) == 0
@@ -73,6 +75,7 @@ def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(run_folder: Pa
     assert_same([line | found[line["row"]] for line in tested], tested)
 
 
+@pytest.mark.needs("distcore-ddp", "distcore-fsdp")
 @pytest.mark.ranks
 @pytest.mark.parametrize("world", ["--strategy ddp --nproc 2", "--strategy fsdp --nproc 2", "--strategy ddp --nproc 3"])
 def test_every_world_predicts_alike(
@@ -82,6 +85,7 @@ def test_every_world_predicts_alike(
     assert_same(lines_of(tmp_path / "lines.jsonl"), by_one)
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_there_may_be_fewer_rows_than_ranks(run_folder: Path, tmp_path: Path, by_one: list[dict[str, Any]]) -> None:
     (tmp_path / "one.csv").write_text(f"name;review\nr0;{ROWS[0]['text']}\n")
@@ -115,6 +119,7 @@ def ended(run_folder: Path, rows: Path, tmp_path: Path, capfd: pytest.CaptureFix
     return out
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 @pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2"])
 def test_the_same_command_goes_on_behind_the_last_whole_line(
@@ -133,6 +138,7 @@ def test_the_same_command_goes_on_behind_the_last_whole_line(
     assert [file.name for file in ended.parent.iterdir()] == ["lines.jsonl"]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_another_prediction_does_not_go_on_there(
     run_folder: Path, rows: Path, ended: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +155,7 @@ def test_another_prediction_does_not_go_on_there(
     assert (tmp_path / "lines.jsonl.part").read_bytes() == before
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_two_processes_do_not_write_one_prediction(
     run_folder: Path, rows: Path, ended: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +182,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("content", "out", "line"), BAD.values(), ids=BAD.keys())
 def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
     run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str, out: str, line: str
@@ -195,6 +203,7 @@ def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_el
         BoundTask.of(Simple()).check_predicts_rows("digits")
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_labels_that_were_edited_after_the_run_are_refused(
     run_folder: Path, rows: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]

@@ -27,6 +27,7 @@ def command(folder: Path, out: str, *more: str) -> list[str]:
     return ["train", "--data", str(write_rows(folder)), "--out", str(folder / out), *FLAGS.split(), *more]
 
 
+@pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

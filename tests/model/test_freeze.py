@@ -38,6 +38,7 @@ def newest(run: Path) -> Checkpoint:
     return Checkpoint(max((run / "checkpoints").iterdir()))
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_frozen_parameters_stay_and_have_no_optimizer_state(rows: Path, tmp_path: Path) -> None:
     for steps in (1, 2):
         train(config(rows, max_steps=steps, out=str(tmp_path / str(steps))))
@@ -50,6 +51,7 @@ def test_frozen_parameters_stay_and_have_no_optimizer_state(rows: Path, tmp_path
     )
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_a_resume_with_other_frozen_parameters_is_refused(rows: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     train(config(rows, out=out))
@@ -57,6 +59,7 @@ def test_a_resume_with_other_frozen_parameters_is_refused(rows: Path, tmp_path: 
         train(config(rows, out=out, freeze=None, resume="auto", max_steps=3, resume_changed=["total_steps"]))
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [
