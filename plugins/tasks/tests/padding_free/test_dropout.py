@@ -66,10 +66,13 @@ def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, 
             logits = model(input_ids=ids, attention_mask=seen, **labels).logits
         logits = logits if head == "row classifier" else logits_of_tokens(logits, seen)
         per_row = [1] * len(rows) if head == "row classifier" else [LENGTHS[row] for row in rows]
-        for row, part in zip(rows, logits.split(per_row), strict=True):
-            generator = torch.Generator().manual_seed(row)
-            made.append(part.detach())
-            (part * torch.randn(part.shape, generator=generator)).sum().backward(retain_graph=True)
+        parts = logits.split(per_row)
+        made += [part.detach() for part in parts]
+        weights = [
+            torch.randn(part.shape, generator=torch.Generator().manual_seed(row))
+            for row, part in zip(rows, parts, strict=True)
+        ]
+        (logits * torch.cat(weights)).sum().backward()
     order = [row for rows in cuts for row in rows]
     gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
     return torch.cat([made[order.index(row)] for row in range(len(LENGTHS))]), torch.cat(gradients)
