@@ -59,7 +59,7 @@ def steps(
                 hooks.on_epoch_start(run, progress)
             varied = in_epoch(dataset, progress.epoch)
             counts = {name: counts_of(varied).get(name, varied.items) for name in bound.logs}
-            per_row = common_value(varied.items)  # if all rows have as many items, no step reads them
+            per_row = common_value(varied.items)  # if all rows have the same number of items, no step reads the column
             left = run.total_steps - progress.step
             coming = range(plan.steps)[progress.step_in_epoch :][:left]
             prefetcher.follow(MicroBatches(varied, sampler, run.config).stream(progress.epoch, coming))
