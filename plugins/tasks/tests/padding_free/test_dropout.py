@@ -19,6 +19,7 @@ from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import HEADS, HeadName
 from distcore_tasks.shared.target_logits import logits_of_tokens
 
+pytestmark = pytest.mark.programs  # half a minute of computing is too long for the quick suite
 ROWS = np.arange(100, 100 + len(LENGTHS))
 """Numbers of the rows in a dataset."""
 
