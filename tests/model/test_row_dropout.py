@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from row_mask_cases import RUN, forward_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,22 +23,9 @@ WIDTH = 512
 
 @pytest.fixture
 def masks() -> Iterator[RowMasks]:
-    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
-    with masks_by_row(run) as made:
+    with masks_by_row(RUN) as made:
         assert made is not None
-        assert made is current_masks()
         yield made
-
-
-@contextmanager
-def forward_of(rows: np.ndarray) -> Iterator[None]:
-    """Compute rows, as the loop does."""
-    masks = current_masks()
-    assert masks is not None
-    masks.begin_rows(rows)
-    yield
-    if masks.is_new:
-        masks.end_rows()
 
 
 def dropped(p: float = 0.5, rows: np.ndarray = ROWS, tokens: int = 30, calls: int = 1) -> Tensor:
@@ -151,8 +136,7 @@ def test_what_is_not_by_row_is_named_once(
 
 def test_torch_has_its_functions_back_after_a_run() -> None:
     before = (F.dropout, F.scaled_dot_product_attention)
-    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
-    with masks_by_row(run):
+    with masks_by_row(RUN):
         assert before != (F.dropout, F.scaled_dot_product_attention)
         assert torch.equal(F.dropout(torch.ones(3), training=False), torch.ones(3))
     assert before == (F.dropout, F.scaled_dot_product_attention)

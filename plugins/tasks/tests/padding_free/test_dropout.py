@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from padding_free_models import CASES, LENGTHS, batch, model_of
+from row_mask_cases import RUN, forward_of
 from torch import Tensor
 
-from distcore import RowMasks, current_masks
+from distcore import RowMasks
 from distcore.model.row_dropout import masks_by_row
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import HEADS, HeadName
@@ -26,21 +25,9 @@ ROWS = np.arange(100, 100 + len(LENGTHS))
 
 @pytest.fixture
 def masks() -> Iterator[RowMasks]:
-    run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
-    with masks_by_row(run) as made:
+    with masks_by_row(RUN) as made:
         assert made is not None
         yield made
-
-
-@contextmanager
-def forward_of(rows: np.ndarray) -> Iterator[None]:
-    """Compute rows, as the loop does."""
-    masks = current_masks()
-    assert masks is not None
-    masks.begin_rows(rows)
-    yield
-    if masks.is_new:
-        masks.end_rows()
 
 
 def with_dropout(head: HeadName, kind: str) -> Any:
