@@ -121,6 +121,7 @@ def test_what_an_engine_holds_beside_the_model_is_in_its_trace(capsys: pytest.Ca
     assert bucket[0]["total"] - bucket[1]["total"] == 4 * 2**22
 
 
+@pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
 def test_a_micro_batch_between_others_may_need_most(capsys: pytest.CaptureFixture[str]) -> None:
     """Under DDP all gradients of those before it live beside the buckets, into which the last one moves them."""

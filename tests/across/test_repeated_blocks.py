@@ -89,6 +89,7 @@ def test_units_that_are_sharded(make: Callable[[], nn.Module]) -> None:
     assert sorted(repeated(model, list(units.find_units(model, "auto")))) == sorted(BLOCKS[make])
 
 
+@pytest.mark.programs  # as long as one
 @models
 def test_regions_that_are_compiled(make: Callable[[], nn.Module]) -> None:
     model = make()

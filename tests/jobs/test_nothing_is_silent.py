@@ -180,6 +180,7 @@ class Slow(Simple):
 """
 
 
+@pytest.mark.programs  # as long as one
 def test_a_run_that_is_no_better_than_the_majority_says_so_and_why_that_may_be(
     work_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_run_is_padding_free_where_it_gains_and_computes_the_same(
     assert evaluated["evaluation"]["loss"] == pytest.approx(off["evaluation"]["loss"], rel=1e-5)
 
 
+@pytest.mark.programs  # as long as one
 def test_a_resumed_run_is_the_same_bit_for_bit(rows: Path) -> None:
     run(rows, "whole", save_every=1)
     run(rows, "part", save_every=1, max_steps=3)

@@ -84,6 +84,7 @@ def test_rows_are_tokenized_some_at_a_time_and_none_is_lost_between(
     assert parts.train.batch(np.arange(9))["labels"].equal(whole.train.batch(np.arange(9))["labels"])
 
 
+@pytest.mark.programs  # as long as one
 def test_the_words_of_a_large_file_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"word{number}" for number in range(60)]
     path, rows = tmp_path / "large.jsonl", 1_000

@@ -30,6 +30,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.programs  # as long as one
 def test_each_row_of_eighty_columns_says_strategy_and_ranks(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def test_curves_of_the_page_have_steps_epochs_and_times(runs: Path, capsys: pyte
     assert drawn["figures"][2]["traces"][0]["axis"] == training["axis"]  # of the learning rate: written once
 
 
+@pytest.mark.programs  # as long as one
 def test_a_page_of_very_many_points_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for run in range(20):
         write_run(tmp_path / f"runs/{run}", steps=20_000, lr=1e-4 * (run + 1))

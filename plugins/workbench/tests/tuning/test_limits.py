@@ -27,6 +27,7 @@ def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
     return plans.why_not(resolve(with_setting(None, {**JOB, **changes, "out": "run"}, setting)))
 
 
+@pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
 def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = plans_of()
