@@ -2,8 +2,8 @@
 
 What is measured goes into docs/laws.json, case by case; without names everything is measured, with ``--tables-only``
 nothing. The tables between ``<!-- laws -->`` and ``<!-- /laws -->`` are made from that file: docs/laws.md has a row per
-law and bound, a column per strategy and the names of the cases; each README has a row per setting, and what is exempt.
-A cell is the largest error of its cases.
+law and bound, a column per strategy and the names of the cases. A cell is the largest error of its cases. The README of
+a plugin names the measured settings and what is exempt; that of an example has a row per setting, too.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterato
                 if isinstance(reason, str):
                     reasons.setdefault(reason, {}).setdefault(setting["title"], []).append(name)
         for reason, exempt in reasons.items():
-            everywhere = len(exempt) == len(settings)
-            where = "" if everywhere else f" ({'; '.join(exempt)})"
+            others = [setting["title"] for setting in settings if setting["title"] not in exempt]
+            named = f"all but {others[0]}" if len(others) == 1 < len(exempt) else "; ".join(exempt)
+            where = f" ({named})" if others else ""
             names = list(dict.fromkeys(name for by_setting in exempt.values() for name in by_setting))
             yield f"- {column}{where}: {', '.join(_listed(names, cases))}: {reason}"
 
@@ -141,15 +142,19 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """The table of a README, and what its strategies are exempt from."""
+    """What a README says of its settings: their errors unless docs/laws.md has them, and what is exempt."""
     settings = numbers["settings"][folder]
     exempt = list(_exempt(numbers["cases"], _of_strategies(settings)))
-    return "\n".join([
-        "The largest error by law and bound. [Cases](../../docs/laws.md#what-was-measured) without a column are exact.",
-        "",
-        table_of_settings(numbers["cases"], settings),
-        *(["Exempt, with the declared reason:", "", *exempt, ""] if exempt else []),
-    ])  # fmt: skip
+    if folder.startswith("plugins/"):
+        titles = "; ".join(setting["title"] for setting in settings)
+        measured = [f"Measured settings: {titles} ([errors](../../docs/laws.md#what-was-measured)).", ""]
+    else:
+        measured = [
+            "The largest error by law and bound. [Cases](../../docs/laws.md#what-was-measured) without a column are exact.",
+            "",
+            table_of_settings(numbers["cases"], settings),
+        ]
+    return "\n".join([*measured, *(["Exempt, with the declared reason:", "", *exempt, ""] if exempt else [])])
 
 
 def by_strategy(numbers: dict[str, Any]) -> str:
