@@ -42,6 +42,8 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
     "examples/strategy-localsgd": [("every=1", "localsgd", 2, {}), ("every=4", "localsgd", 2, {"every": 4})],
 }
 """Title, strategy, ranks and options of each setting, by the folder of the README that shows it."""
+ERRORS = "../../docs/laws.md#what-was-measured"
+"""Where every README leads to."""
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 Setting = dict[str, Any]
@@ -147,10 +149,10 @@ def by_setting(numbers: dict[str, Any], folder: str) -> str:
     exempt = list(_exempt(numbers["cases"], _of_strategies(settings)))
     if folder.startswith("plugins/"):
         titles = "; ".join(setting["title"] for setting in settings)
-        measured = [f"Measured settings: {titles} ([errors](../../docs/laws.md#what-was-measured)).", ""]
+        measured = [f"Measured settings: {titles} ([errors]({ERRORS})).", ""]
     else:
         measured = [
-            "The largest error by law and bound. [Cases](../../docs/laws.md#what-was-measured) without a column are exact.",
+            f"The largest error by law and bound. [Cases]({ERRORS}) without a column are exact.",
             "",
             table_of_settings(numbers["cases"], settings),
         ]
