@@ -32,10 +32,12 @@ from distcore.jobs.export import TrainedModel as TrainedModel
 from distcore.jobs.train import train as train
 from distcore.launchers import launch as launch
 from distcore.launchers.processes.cores import available_cores as available_cores
+from distcore.model.blocks import hidden_matrices as hidden_matrices
 from distcore.model.blocks import repeated_blocks as repeated_blocks
 from distcore.model.blocks import repeated_classes as repeated_classes
 from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
 from distcore.model.model_source import build_in_parts as build_in_parts
+from distcore.model.optimizers.adam import can_fuse as can_fuse
 from distcore.model.row_dropout import RowMasks as RowMasks
 from distcore.model.row_dropout import current_masks as current_masks
 from distcore.model.transformers_log import silence_transformers as silence_transformers
@@ -44,6 +46,8 @@ from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn
 from distcore.plugin.batching.sampling import BatchPlan as BatchPlan
 from distcore.plugin.batching.sampling import rank_sampler as rank_sampler
 from distcore.plugin.batching.token_budget import TokenCut as TokenCut
+from distcore.plugin.optimizer import BuildsOptimizer as BuildsOptimizer
+from distcore.plugin.optimizer import ParameterGroup as ParameterGroup
 from distcore.plugin.report import Report as Report
 from distcore.plugin.strategy import defaults as defaults
 from distcore.plugin.strategy import footprint as footprint

@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from optimizer_cases import OPTIONS, errors_of
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from distcore import RunConfig, join_process_group, launch, leave_process_group, registry
+from distcore import launch, registry
 from distcore.model.optim import optimizer_class
-from distcore.model.optimizers.muon import WholeMuon
 from distcore.plugin.options import build
-from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.hooks import capabilities_of
-from distcore.rank_environment import join
 from distcore.testing.findings import BF16, FP32
 
 pytestmark = pytest.mark.ranks
@@ -65,42 +58,3 @@ def test_every_optimizer_that_is_taken_is_that_of_one_process(setting: str, tmp_
             assert not wrong, f"{name} under {setting}: {wrong}"
             figures = max(errors["losses"], errors["norms"])
             assert figures < FIGURES.get(name, 10 * FP32), f"{name} under {setting}: {figures}"
-
-
-def sharded_and_whole() -> tuple[float, float]:
-    """Muon on shards against Muon on whole matrices, for the same gradients: how far apart weights and moments are."""
-    world = join_process_group(RunConfig(device="cpu", timeout=60), join() or RankInfo())
-    mesh = init_device_mesh("cpu", (2,))
-    torch.manual_seed(0)
-    whole = [nn.Parameter(torch.randn(shape)) for shape in ((5, 8), (16, 6))]
-    shards = [nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole]
-    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
-    optimizers = torch.optim.Muon(whole, **settings), WholeMuon(shards, **settings)
-    for _ in range(5):
-        for p, shard in zip(whole, shards, strict=True):
-            p.grad = torch.randn_like(p)
-            shard.grad = distribute_tensor(p.grad.clone(), mesh, [Shard(0)])
-        for optimizer in optimizers:
-            optimizer.step()
-    moments = [
-        [optimizer.state[p]["momentum_buffer"] for p in ps]
-        for optimizer, ps in zip(optimizers, (whole, shards), strict=True)
-    ]
-    found = largest(whole, shards), largest(*moments)
-    leave_process_group(world)
-    return found
-
-
-def largest(whole: list[Any], shards: list[Any]) -> float:
-    def gathered(shard: Tensor) -> Tensor:
-        assert isinstance(shard, DTensor)
-        return shard.full_tensor()
-
-    return max(float((gathered(b) - a).detach().abs().max()) for a, b in zip(whole, shards, strict=True))
-
-
-def test_muon_on_shards_is_muon_on_whole_matrices() -> None:
-    """Closer than the bound above, which would not tell sums of rounded shards from it."""
-    for weights, moments in launch(sharded_and_whole, nproc=2, timeout=60):
-        assert weights < 1e-6
-        assert moments == 0

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 from transformers import AutoModel, BertConfig, T5Config
 
-from distcore import ConfigError, RunConfig
+from distcore import ConfigError, RunConfig, registry
 from distcore.model.blocks import depths_from_top
 from distcore.model.optim import optimizer_factory
 from distcore.testing.problem import Classifier
@@ -62,7 +62,7 @@ def test_the_first_group_has_the_peak_rate_which_is_logged() -> None:
     assert optimizer_factory(config)(Classifier()).param_groups[0]["lr"] == RATE
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adam", "lion", "muon", "sgd"])
+@pytest.mark.parametrize("name", sorted(registry.offers("optimizers")))
 def test_every_optimizer_takes_the_rates_and_decay_of_groups(name: str) -> None:
     groups = [{"match": "head", "lr": 0.7, "weight_decay": 0.3}]
     found = settings_of(Classifier(), name=name, weight_decay=0.2, groups=groups, layer_decay=0.5)

@@ -10,10 +10,10 @@ import torch
 import yaml
 from optimizer_cases import GROUPS, OPTIONS, PROBLEM
 
-from distcore import ConfigError, DistcoreError, RankInfo, RunConfig, World, checkpoint, load_config
+from distcore import ConfigError, DistcoreError, RankInfo, RunConfig, World, checkpoint, load_config, registry
 from distcore.config import dump_config
-from distcore.errors import CheckpointError
-from distcore.model.optim import optimizer_factory
+from distcore.errors import CheckpointError, StrategyError
+from distcore.model.optim import load_optimizer, optimizer_factory
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve.absolute_paths import with_absolute_paths
 from distcore.resolve.resolve import Resolved, resolve
@@ -143,14 +143,18 @@ def test_configs_from_before_there_were_others_stay_valid() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "line"),
     [
-        ({"name": "sdg"}, r"optimizer.name = 'sdg': strategy 'single' takes .*adafactor, adam, .*\(did you mean 'sgd'"),
+        ({"name": "sdg"}, r"optimizer.name = 'sdg': strategy 'single' takes .*adam, adamw, .*\(did you mean 'sgd'"),
         ({"name": "sgd", "betas": [0.9, 0.9]}, r"'optimizer.betas': sgd has weight_decay, momentum, nesterov$"),
         ({"momentum": 0.9}, r"unknown key 'optimizer.momentum': adamw has betas, eps, weight_decay$"),
         ({"name": "sgd", "momentm": 1}, r"unknown key 'optimizer.momentm' \(did you mean 'momentum'\?\)"),
         ({"grups": []}, r"unknown key 'optimizer.grups' \(did you mean 'groups'\?\)"),
         ({"name": "sgd", "momentum": 1}, r"optimizer 'sgd': momentum = 1: .*less than 1"),
         ({"name": "sgd", "nesterov": True}, r"optimizer 'sgd': .*nesterov needs momentum above 0"),
-        ({"name": "muon", "adjust_lr_fn": "none"}, r"adjust_lr_fn = 'none': .*'match_rms_adamw' or 'original'"),
+        pytest.param(
+            {"name": "muon", "adjust_lr_fn": "none"},
+            r"adjust_lr_fn = 'none': .*'match_rms_adamw' or 'original'",
+            marks=pytest.mark.needs("distcore-optimizers"),
+        ),
         ({"betas": [0.9, 1.0]}, r"optimizer 'adamw': betas.1 = 1.0: .*less than 1"),
         ({"weight_decay": -1}, r"optimizer.weight_decay = -1"),
         ({"name": "own.py:Missing"}, r"optimizer 'own.py:Missing': no class Missing in own.py"),
@@ -195,6 +199,7 @@ def test_an_optimizer_of_ones_own_is_built_with_its_options(
     assert with_absolute_paths(run_of(name=f"own.py:{name}", **options)).optimizer.name == f"{own / 'own.py'}:{name}"
 
 
+@pytest.mark.needs("distcore-optimizers")
 def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_elementwise(own: Path) -> None:
     pytest.importorskip("distcore_fsdp")
     assert resolved("fsdp", name="own.py:Elementwise").optimizer.options["scale"] == 1.0
@@ -216,7 +221,7 @@ def job(lab: Lab, name: str, **options: Any) -> Job:
     return lab.job(PROBLEM, optimizer={"name": name} | OPTIONS.get(name, {}) | GROUPS | options)
 
 
-@pytest.mark.parametrize("name", [*OPTIONS, "own.py:Signs"])
+@pytest.mark.parametrize("name", [*sorted(registry.offers("optimizers")), "own.py:Signs"])
 def test_resumed_equals_uninterrupted_bit_for_bit(own: Path, lab: Lab, name: str) -> None:
     whole, first, second = (job(lab, name) for _ in range(3))
     expected = whole.train(6).state
@@ -228,17 +233,28 @@ def test_resumed_equals_uninterrupted_bit_for_bit(own: Path, lab: Lab, name: str
     assert any(tensor.startswith("optimizer/") for tensor in found)
 
 
+@pytest.mark.needs("distcore-optimizers")
 def test_adafactor_saves_a_row_and_a_column_of_each_matrix(lab: Lab) -> None:
     state = job(lab, "adafactor").train(1).state
     shapes = {key: tuple(state[f"optimizer/blocks.0.up.weight/{key}"].shape) for key in ("row_var", "col_var")}
     assert shapes == {"row_var": (32, 1), "col_var": (1, 16)}
 
 
+@pytest.mark.parametrize("name", registry.ELSEWHERE["optimizers"])
+def test_an_optimizer_that_is_not_installed_is_one_line_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(registry, "all_offers", lambda group: [])
+    how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['optimizers'][name]}")
+    with pytest.raises(StrategyError, match=rf"^no optimizer named '{name}' \(installed: none\). Install .*: {how}$"):
+        load_optimizer(RunConfig(optimizer={"name": name}))
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused(lab: Lab) -> None:
     first = job(lab, "sgd")
     path = first.save(first.train(1).progress)
-    other = job(lab, "lion")
-    with pytest.raises(CheckpointError, match=r"optimizer.name was 'sgd' and is 'lion': .*; resume with the same$"):
+    other = job(lab, "adamw")
+    with pytest.raises(CheckpointError, match=r"optimizer.name was 'sgd' and is 'adamw': .*; resume with the same$"):
         checkpoint.load(other.run, other.hooks, path)
 
 

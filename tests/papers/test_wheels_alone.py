@@ -14,7 +14,7 @@ from first_line import after_first_line
 
 from distcore.registry import ELSEWHERE
 
-BESIDE = ("clusters", "migrate", "tasks", "workbench")
+BESIDE = ("clusters", "migrate", "optimizers", "tasks", "workbench")
 """Those that ``distcore`` needs beside the core."""
 WITHOUT = ("transformers", "tokenizers", "datasets", "sklearn")
 """Packages that only tasks need."""

@@ -67,7 +67,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--packing", "auto|on|off", "auto", "earlier name of --padding-free", "padding_free"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
         Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
-        Flag("--optimizer", "NAME", "adamw", "adam, sgd, adafactor, muon, lion, or file.py:Class", "optimizer.name"),
+        Flag("--optimizer", "NAME", "adamw", "adam, sgd, any that is installed, or file.py:Class", "optimizer.name"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
         Flag("--schedule", "NAME", "linear", "how the rate falls, such as cosine or constant", "schedule.name"),
         Flag("--warmup", "STEPS", "auto", "warm-up in steps, or below 1 as a part of all", "schedule.warmup_steps"),

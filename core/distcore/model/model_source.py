@@ -19,7 +19,7 @@ from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
 from distcore.model.lora import adapt
 from distcore.model.lora_base import base_of
-from distcore.model.optim import check_optimizer, freeze, is_installed, optimizer_class
+from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.contract import BaseModelRef, BuiltModel, Compilations, ModelSource, WeightStream
 from distcore.plugin.task.bound import BoundTask
@@ -98,7 +98,7 @@ def _names_layers(config: RunConfig) -> bool:
         or optimizer.layer_decay is not None
     ):
         return True
-    return is_installed(optimizer.name) and not optimizer_class(optimizer.name).elementwise
+    return is_plugin(optimizer.name) and not optimizer_class(optimizer.name).elementwise
 
 
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:

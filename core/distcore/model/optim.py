@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import partial
 from typing import Any
@@ -35,12 +36,13 @@ def _built(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
 def check_optimizer(config: RunConfig, meta_model: nn.Module) -> None:
     """Raise ConfigError if the groups, the layer decay or the optimizer itself do not fit the model.
 
-    An optimizer of one's own may compute with the parameters, which have no values here: a rank builds it.
+    An optimizer of a file may compute with the parameters, which have no values here: a rank builds it.
     """
     optimizer = load_optimizer(config)
     groups = parameter_groups(config, meta_model, getattr(optimizer, "weight_decay", None))
-    if type(optimizer).__module__.startswith("distcore."):
-        optimizer.build(meta_model, groups)
+    if ".py:" not in config.optimizer.name:
+        with contextlib.suppress(RuntimeError):  # torch's, for a value that is asked for
+            optimizer.build(meta_model, groups)
 
 
 def load_optimizer(config: RunConfig) -> BuildsOptimizer:
@@ -49,7 +51,7 @@ def load_optimizer(config: RunConfig) -> BuildsOptimizer:
     A strategy's own optimizer, which has no entry point, has the options of adamw.
     """
     name, given = config.optimizer.name, config.optimizer.options
-    cls = optimizer_class(name) if is_installed(name) else AdamW
+    cls = optimizer_class(name) if is_plugin(name) else AdamW
     options = [option.name for option in options_of(cls)]
     if unknown := next((key for key in given if key not in options), None):
         keys = type(config.optimizer).model_fields
@@ -69,9 +71,12 @@ def optimizer_class(name: str) -> type[BuildsOptimizer]:
     return as_plugin(name, registry.load("optimizers", name))
 
 
-def is_installed(name: str) -> bool:
-    """Return True if there is an entry point of this name, or it is ``file.py:Class``."""
-    return ".py:" in name or name in registry.offers("optimizers")
+def is_plugin(name: str) -> bool:
+    """Return True for ``file.py:Class``, an entry point, and the name of one that only has to be installed.
+
+    Any other name can only be a strategy's own optimizer.
+    """
+    return ".py:" in name or name in {*registry.offers("optimizers"), *registry.ELSEWHERE["optimizers"]}
 
 
 def check_freeze(config: RunConfig) -> None:

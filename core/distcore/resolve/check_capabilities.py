@@ -8,7 +8,7 @@ import logging
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DistcoreError, nearest
-from distcore.model.optim import is_installed, load_optimizer, optimizer_class
+from distcore.model.optim import is_plugin, load_optimizer, optimizer_class
 from distcore.model.optimizers.own import check as check_own
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.task.bound import BoundTask
@@ -60,7 +60,7 @@ def check_average(config: RunConfig, declared: Capabilities) -> None:
 def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
     """Raise DistcoreError for an optimizer that is unknown or unsupported by the strategy, or for a wrong option."""
     name = config.optimizer.name
-    installed = is_installed(name)
+    installed = is_plugin(name)
     elementwise = installed and optimizer_class(name).elementwise
 
     def takes(other: Capabilities) -> bool:

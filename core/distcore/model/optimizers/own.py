@@ -46,7 +46,8 @@ def check(name: str, plugin: BuildsOptimizer) -> None:
     """Take two steps on a small model; raises ConfigError for state that no checkpoint would hold."""
     with torch.random.fork_rng(devices=()):
         module = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)))
-    optimizer = plugin.build(module, [{"params": list(module.parameters()), "lr": 1e-3}])
+    decay = {"weight_decay": 0.0} if hasattr(plugin, "weight_decay") else {}
+    optimizer = plugin.build(module, [{"params": list(module.parameters()), "lr": 1e-3, **decay}])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no torch.optim.Optimizer")
     before = _settings(optimizer)

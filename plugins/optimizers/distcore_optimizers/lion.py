@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from distcore.plugin.optimizer import ParameterGroup
+from distcore import ParameterGroup
 
 
 @dataclass(frozen=True, kw_only=True)

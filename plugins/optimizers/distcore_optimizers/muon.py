@@ -11,10 +11,7 @@ from pydantic import Field
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from distcore.errors import ConfigError
-from distcore.model.blocks import hidden_matrices
-from distcore.model.optimizers.adam import AdamW
-from distcore.plugin.optimizer import ParameterGroup
+from distcore import ConfigError, ParameterGroup, can_fuse, hidden_matrices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +48,9 @@ class Muon:
             )
         settings: dict[str, Any] = {name: getattr(self, name) for name in ("momentum", "nesterov", "ns_steps")}
         muon = WholeMuon(ours, adjust_lr_fn=self.adjust_lr_fn, **settings)
-        adamw = AdamW(betas=self.betas, eps=self.eps).build(module, others) if others else None
-        return Both(muon, adamw)
+        if not others:
+            return Both(muon, None)
+        return Both(muon, torch.optim.AdamW(others, betas=self.betas, eps=self.eps, fused=can_fuse(module)))
 
 
 class WholeMuon(torch.optim.Muon):
