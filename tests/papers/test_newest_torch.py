@@ -47,6 +47,7 @@ def test_the_quick_tests_of_core_and_strategies_pass(python: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_rank_warns(python: Path, tmp_path: Path, strategy: str) -> None:
     command = f"train --strategy {strategy} --nproc {1 if strategy == 'single' else 2} --device cpu --max-steps 2"
