@@ -18,6 +18,20 @@ def strict_json(value: object, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
+def unique_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text; raises ValueError for an object with one key twice, of which one would count."""
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise ValueError(f"the key {twice!r} stands in one object twice")
+    return tree
+
+
 def write_atomically(file: Path, text: str) -> None:
     """Write ``text`` to ``file`` as UTF-8; another process sees the whole text or no new file.
 

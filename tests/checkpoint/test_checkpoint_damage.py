@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import state, value_in, write
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from watch import watched
 
 from distcore.checkpoint import Checkpoint
@@ -129,6 +129,27 @@ def other_dtype(path: Path, manifest: dict[str, Any]) -> None:
     content(FILES[0], (path / "other").read_bytes())(path, manifest)
 
 
+def values_of(name: str, value: float) -> Change:
+    """Put other values into a file, and list it as it is."""
+
+    def change(path: Path, manifest: dict[str, Any]) -> None:
+        (key,) = load_file(path / name)
+        save_file({key: torch.full((40,), value)}, path / "other")
+        content(name, (path / "other").read_bytes())(path, manifest)
+
+    return change
+
+
+def swapped(path: Path, manifest: dict[str, Any]) -> None:
+    weight, moment = (manifest["tensors"][name] for name in ("model/weight", "optimizer/weight/exp_avg"))
+    weight["pieces"], moment["pieces"] = moment["pieces"], weight["pieces"]
+
+
+def moved(path: Path, manifest: dict[str, Any]) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
 def nested(path: Path, manifest: dict[str, Any]) -> None:
     content(STATE, b"[" * 200_000)(path, manifest)
 
@@ -178,6 +199,11 @@ HOSTILE: dict[str, Change] = {
     "link to a device": linked(FILES[0], "/dev/zero"),
     "link as state": linked(STATE, "/dev/zero"),
     "a pipe": pipe,
+    "pieces swapped": swapped,
+    "link to a checkpoint": moved,
+    "a key of the state twice": content(STATE, b'{"best": null, "progress": {}, "best": null}'),
+    "weights that are no numbers": values_of(FILES[0], float("nan")),
+    "moments that are no numbers": values_of(FILES[1], float("nan")),
     "other tensor": other_tensor,
     "other dtype": other_dtype,
     "header of 2**60 bytes": content(FILES[0], (2**60).to_bytes(8, "little") + b"{}"),
@@ -198,6 +224,14 @@ def load_all(path: Path) -> None:
 
 def test_there_are_fifty_hostile_checkpoints() -> None:
     assert len(HOSTILE) >= 50
+
+
+def test_a_key_of_the_manifest_that_stands_twice_is_named(path: Path) -> None:
+    text = (path / MANIFEST).read_bytes().rstrip()[:-1] + b', "format": 2}'
+    (path / MANIFEST).write_bytes(text)
+    (path / CHECKSUM).write_bytes(checksum_line(text))
+    with pytest.raises(CheckpointError, match=f"{MANIFEST}: the key 'format' stands in one object twice"):
+        load_all(path)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -73,6 +73,7 @@ BAD = {
     ),
     "bad json": ("a.json", '[["x", 1],\n["y" 2]]', "line 2, column 6: not valid JSON"),
     "bad jsonl": ("a.jsonl", '["x", 1]\n["y", 2\n', "line 2, column"),
+    "a key twice": ("a.jsonl", '{"text": "a", "label": 0, "text": "b"}\n', "not usable JSON: the key 'text' stands in"),
     "deep json": ("a.json", "[" * 200_000, "not usable JSON"),
     "top-level object": ("a.json", '{"a": 1}', "expected a list of .* found an object with 1 keys"),
     "three values": ("a.json", '[["x", 1], ["y", 1, 2]]', r"row 2: expected \[text, label\] .* a list of 3 values"),

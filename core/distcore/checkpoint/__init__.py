@@ -18,17 +18,21 @@ from torch import Tensor
 from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import (
+    changed_masks,
     check_base,
     check_frozen,
     check_job,
     check_progress,
     collect_job_state,
+    keeps_rows,
+    other_data,
     restore,
     saved_progress,
 )
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
+from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_rank_files
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
@@ -106,12 +110,16 @@ def find(resume: str, out: Path) -> Path | None:
 
 
 def resume(
-    run: Run, hooks: Hooks, data: str | None = None, on_resume: Mapping[str, OnResume] = NO_RULES
+    run: Run,
+    hooks: Hooks,
+    data: str | None = None,
+    on_resume: Mapping[str, OnResume] = NO_RULES,
+    content: RowContent | None = None,
 ) -> tuple[Path, Progress, dict[str, Any]] | None:
     """Resume as ``run.config.resume`` says; return path, progress and state.json, or ``None`` for a new run.
 
     Every rank calls. First removes the unfinished checkpoints of a killed process. If a checkpoint turns out to be
-    damaged during the load, ``auto`` falls back to an earlier one; a path does not. For ``data`` and ``on_resume`` see
+    damaged during the load, ``auto`` falls back to an earlier one; a path does not. For the other arguments see
     ``load``.
     """
     out, asked = Path(str(run.config.out)), run.config.resume
@@ -127,7 +135,7 @@ def resume(
     earlier = [other for other in checkpoints_in(path.parent) if other < path] if asked == "auto" else []
     while True:
         try:
-            progress, job_state = load(run, hooks, path, data, on_resume)
+            progress, job_state = load(run, hooks, path, data, on_resume, content)
             break
         except DamagedError as error:
             if not earlier:
@@ -145,25 +153,30 @@ def load(
     path: Path,
     data: str | None = None,
     on_resume: Mapping[str, OnResume] = NO_RULES,
+    content: RowContent | None = None,
 ) -> tuple[Progress, dict[str, Any]]:
     """Load the checkpoint at ``path`` into the run; return its progress and the contents of state.json.
 
-    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows; it is compared
-    if the checkpoint has one, too. ``on_resume`` has the task's rules for its options. Raises CheckpointError on all
-    ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs to another job (with the
-    difference).
+    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows and ``content``
+    their digest; each is compared if the checkpoint has one, too. ``on_resume`` has the task's rules for its options.
+    Raises CheckpointError on all ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs
+    to another job (with the difference).
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
+    if content and keeps_rows(run.config, on_resume) and not content.matches(job_state):
+        raise other_data(path)
     check_base(run.base, job_state, path)
     check_frozen(run.frozen, job_state, path)
     progress = saved_progress(job_state, path)
-    check_progress(run, progress, path)
+    check_progress(run, job_state, progress, path)
     _check_names(run, hooks, checkpoint)
     hooks.load_checkpoint(run, checkpoint, progress)
     averages.load(run, hooks, checkpoint)
     restore(run, job_state, progress, path)
+    if run.world.is_main and (changes := changed_masks(run, job_state, path)):
+        log.info("resume: %s: dropout masks change from here on, as they follow from ranks and micro-batches", changes)
     return progress, job_state
 
 

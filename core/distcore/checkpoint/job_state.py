@@ -7,6 +7,7 @@ step and row, or of seed, step, data shard and micro-batch.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.checkpoint.provenance import environment
@@ -38,6 +41,11 @@ CHANGEABLE = (
     "deterministic",
 )  # fmt: skip
 """Config keys that ``--resume-changed`` may change; the result then differs from that of an uninterrupted run."""
+
+MASKED_BY = (
+    "nproc", "micro_batch_size", "micro_batch_tokens", "loader.forward_tokens", "compile", "strategy_options",
+)  # fmt: skip
+"""Config keys that a resumed run may change and that dropout masks depend on, unless they follow from the row."""
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -153,9 +161,35 @@ def check_job(
             f"resume = {str(path)!r}: the order of its rows was {order!r} and is {now!r}: the resumed run would see "
             "other rows; resume with the version of distcore that saved it, or start a new run"
         )
-    other_rows = any(rules.get(key) == "other rows" for key in accepted)
-    if data is not None and not other_rows and job_state.get("data") not in (data, None):
-        raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+    if data is not None and keeps_rows(run.config, on_resume) and job_state.get("data") not in (data, None):
+        raise other_data(path)
+
+
+def keeps_rows(config: RunConfig, on_resume: Mapping[str, OnResume]) -> bool:
+    """Return False if the user changes an option with which a resumed run has other rows."""
+    changed = [key.removeprefix("task_options.") for key in config.resume_changed or ()]
+    return all(on_resume.get(name) != "other rows" for name in changed)
+
+
+def other_data(path: Path) -> CheckpointError:
+    """Return the error for a resume on other training rows than those of the checkpoint at ``path``."""
+    return CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+
+
+def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
+    """Return what gives ``run`` other dropout masks than the run of the checkpoint at ``path`` had; empty: nothing."""
+    configs = saved_config(job_state, path), run.config
+    saved, now = (config.model_dump(mode="json") for config in configs)
+    if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not _has_dropout(run.module):
+        return ""  # a change of the masks' kind is said where it is chosen
+    keys = MASKED_BY if saved["strategy"] == now["strategy"] else MASKED_BY[:-1]
+    pairs = [(key, _lookup(saved, key), _lookup(now, key)) for key in keys]
+    pairs.append(("padding of rows", configs[0].pads_rows, run.config.pads_rows))
+    return ", ".join(f"{key} was {then!r} and is {value!r}" for key, then, value in pairs if then != value)
+
+
+def _has_dropout(module: nn.Module) -> bool:
+    return any(isinstance(part, _DropoutNd) and part.p for part in module.modules())
 
 
 def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:
@@ -205,11 +239,18 @@ def saved_judgement(job_state: dict[str, Any], path: Path) -> tuple[int, str, fl
     """
     best = job_state.get("best")
     with _report_malformed(path):
-        return None if best is None else (_count(best["step"]), str(best["metric"]), float(best["value"]))
+        if best is None:
+            return None
+        _count(best.get("waited", 0))
+        if not isinstance(best["metric"], str) or not math.isfinite(best["value"]):
+            raise ValueError(f"the best evaluation cannot be {best!r}")
+        return _count(best["step"]), best["metric"], float(best["value"])
 
 
-def check_progress(run: Run, progress: Progress, path: Path) -> None:
-    """Raise CheckpointError for a position that training cannot have: beyond its epoch, or before its step."""
+def check_progress(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
+    """Raise CheckpointError for a position that training cannot have: beyond its epoch, before its step or its best."""
+    if (best := saved_judgement(job_state, path)) and best[0] > progress.step:
+        raise CheckpointError(f"{path / 'state.json'}: damaged: its best step is {best[0]}, after step {progress.step}")
     done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
     if progress.step_in_epoch >= run.steps_per_epoch or progress.step < done:
         raise CheckpointError(
@@ -227,8 +268,12 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
         rates = [float(rate) for rate in job_state["learning_rates"]]
         _restore_loss_scale(run, job_state["scaler"])
         changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
-        if run.optimizer is not None and not changed and len(set(rates)) > len(run.optimizer.param_groups):
-            raise ValueError(f"{len(rates)} learning rates for {len(run.optimizer.param_groups)} parameter groups")
+        groups = len(run.optimizer.param_groups) if run.optimizer else 0
+        most = max(groups, len([*run.module.parameters()]))  # no strategy makes more groups than parameters
+        if groups and (len(rates) > most or (not changed and len(set(rates)) > groups)):
+            raise ValueError(f"{len(rates)} learning rates for {groups} parameter groups")
+        if not all(0 <= rate < math.inf for rate in rates):
+            raise ValueError("a learning rate is negative or not a number")
     if isinstance(run.scheduler, LambdaLR):
         rates = set_schedule_step(run.scheduler, progress.step)
     # Constant rates that the user changed for this run stay; a schedule was already set from the config above.

@@ -25,10 +25,12 @@ from distcore.checkpoint.boxes import (
     grid_boxes,
     grid_files,
     grid_of,
+    key_of,
     problem_of_boxes,
     problem_of_grid,
 )
 from distcore.errors import CheckpointError, DamagedError
+from distcore.files import unique_json
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -141,7 +143,9 @@ class Manifest(RankManifest):
             self._check_boxes(name, tensor)
             return
         end = 0
+        kind, _, bare = name.partition("/")
         for piece in tensor.pieces:
+            _check_place(name, piece, bare if piece.count == tensor.count else f"{bare}@{piece.start}", kind)
             if piece.start != end:
                 problem = "overlap" if piece.start < end else "leave a gap"
                 raise ValueError(f"tensor {name!r}: pieces {problem} at element {min(end, piece.start)}")
@@ -163,9 +167,18 @@ class Manifest(RankManifest):
             problem, held = problem_of_boxes(boxes, tensor.shape), {box.file: box.region.elements for box in boxes}
         if problem:
             raise ValueError(f"tensor {name!r}: {problem}")
+        kind, _, bare = name.partition("/")
+        for box in tensor.boxes or ():
+            _check_place(name, box, key_of(bare, box.offset), kind)
         for file, elements in held.items():
             if file not in self.files or elements * BYTES[tensor.dtype] > self.files[file].size:
                 raise ValueError(f"tensor {name!r}: {file} is not listed, or smaller than the box it holds")
+
+
+def _check_place(name: str, part: PieceEntry | BoxEntry, key: str, kind: str) -> None:
+    """Raise ValueError for a part that stands under another tensor's key: it would be loaded in place of this one."""
+    if part.key != key or not part.file.startswith(f"{kind}-"):
+        raise ValueError(f"tensor {name!r}: expected under {key!r} in a file {kind}-…, found at {part.key!r}")
 
 
 def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
@@ -217,9 +230,13 @@ def _json(value: object) -> str:
 def parse(text: bytes, file: Path) -> Manifest:
     """Return the manifest in ``text``; raises CheckpointError, one line, if it is not valid JSON or not consistent."""
     try:
-        return Manifest.model_validate_json(text)
+        manifest = Manifest.model_validate_json(text)
+        unique_json(text)
     except ValidationError as error:
         raise CheckpointError(f"{file}: {_explain(error)}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    return manifest
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -227,6 +244,8 @@ def read_manifest(path: Path) -> Manifest:
 
     Reads no tensor. Raises CheckpointError with the name of the file that is wrong.
     """
+    if path.is_symlink():
+        raise CheckpointError(f"{path}: is a link; give the checkpoint's own folder")
     text = read_json(path / MANIFEST)
     if read_json(path / CHECKSUM) != checksum_line(text):
         raise DamagedError(f"{path / MANIFEST}: damaged: its SHA-256 is not the one in {CHECKSUM}")

@@ -17,6 +17,10 @@ from distcore.checkpoint.boxes import Region
 from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_json, read_manifest
 from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError, DamagedError
+from distcore.files import unique_json
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Dtypes whose values are checked, by safetensors' names."""
 
 
 class Checkpoint:
@@ -91,7 +95,7 @@ class Checkpoint:
         text = read_json(self.path / STATE)
         self._check_digest(STATE, hashlib.sha256(text).hexdigest())
         try:
-            job_state = json.loads(text)
+            job_state = unique_json(text)
             json.dumps(job_state, ensure_ascii=False).encode()  # fails for text that could not be printed
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE}: is not JSON: {error}") from None
@@ -122,6 +126,7 @@ class Checkpoint:
                 raise DamagedError(
                     f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the manifest {there}"
                 )
+            self._verify_numbers(file)
 
     def _header(self, file: str) -> dict[str, tuple[str, int]]:
         """Return dtype and number of elements of every tensor in a safetensors file, by key."""
@@ -131,6 +136,13 @@ class Checkpoint:
                 return {key: (part.get_dtype(), math.prod(part.get_shape())) for key, part in slices.items()}
         except (OSError, SafetensorError) as error:
             raise DamagedError(f"{self.path / file}: damaged: {error}") from None
+
+    def _verify_numbers(self, file: str) -> None:
+        """Raise DamagedError for a weight that is not a number: a run would train on NaN without a word."""
+        with safe_open(self.path / file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118  # no mapping
+                if opened.get_slice(key).get_dtype() in FLOATS and opened.get_tensor(key).isnan().any():
+                    raise DamagedError(f"{self.path / file}: damaged: {key!r} has values that are not numbers (NaN)")
 
     def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:

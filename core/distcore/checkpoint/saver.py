@@ -14,6 +14,7 @@ from distcore import checkpoint
 from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
+from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_rank_files
 from distcore.distributed.agreement import check_agreed, on_all_ranks
 from distcore.errors import CheckpointError
@@ -31,15 +32,21 @@ class Saver:
     """
 
     def __init__(
-        self, run: Run, hooks: Hooks, data: str, task_files: dict[str, str], files: Files | None = None
+        self,
+        run: Run,
+        hooks: Hooks,
+        data: str,
+        task_files: dict[str, str],
+        files: Files | None = None,
+        content: RowContent | None = None,
     ) -> None:
         """``data`` is the fingerprint of the training rows, ``task_files`` the digests of what the task saved.
 
-        ``files`` replaces the file system in tests.
+        ``files`` replaces the file system in tests. ``content`` is the digest of the rows, once it is known.
         """
         self._run, self._hooks = run, hooks
         self._facts = {"data": data, "task_files": task_files}
-        self._files = files or Files()
+        self._files, self._content = files or Files(), content
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None
 
@@ -52,6 +59,8 @@ class Saver:
         self.wait()
         run, hooks = self._run, self._hooks
         facts = {"best": best, **self._facts, **self._states()}
+        if self._content and self._content.known:
+            facts["rows"] = self._content.known
         if run.config.checkpoints.asynchronous:
             self._pending = (self._start_background_save(progress, facts), progress)
             return

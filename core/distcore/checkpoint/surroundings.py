@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from distcore.checkpoint.job_state import saved_config
+from distcore.checkpoint.row_content import RowContent
 from distcore.config import RunConfig
 from distcore.errors import CheckpointError
 
@@ -45,16 +46,17 @@ def check_task_files(path: Path, job_state: Mapping[str, Any]) -> None:
             )
 
 
-def check_rows(path: Path, job_state: Mapping[str, Any], config: RunConfig, rows: str) -> None:
+def check_rows(path: Path, job_state: Mapping[str, Any], config: RunConfig, rows: str, content: RowContent) -> None:
     """Raise CheckpointError if ``config``, as the run trained, now leads to other training rows.
 
     Classes and split follow from them: an evaluation would give outputs other names, and might count trained rows.
-    ``rows`` is their fingerprint. A config with other task options is not compared, but for other ``test_data``.
+    ``rows`` is their fingerprint, ``content`` their digest. A config with other task options is not compared, but for
+    other ``test_data``.
     """
     then, now = (dict(one.task_options) for one in (saved_config(dict(job_state), path), config))
     then["test_data"] = now.get("test_data")
     now.setdefault("test_data", None)
-    if then == now and job_state.get("data") not in (rows, None):
+    if then == now and (job_state.get("data") not in (rows, None) or not content.matches(job_state)):
         source = f" ({config.task_options['data']})" if "data" in config.task_options else ""
         raise CheckpointError(
             f"{path}: the training data{source} are not the rows that its run trained on: classes and split would "

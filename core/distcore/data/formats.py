@@ -14,6 +14,7 @@ from typing import Any
 
 from distcore.data.encodings import not_utf8
 from distcore.errors import DataError, nearest
+from distcore.files import unique_json
 
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""
@@ -119,7 +120,7 @@ def _text(path: Path, columns: Columns) -> Iterator[Record]:
 
 def _parse(path: Path, text: str, line: int) -> object:
     try:
-        return json.loads(text)
+        return unique_json(text)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise DataError(f"data file {path}, {where}: not valid JSON: {error.msg}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint, steps_key
+from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.surroundings import save_task_files
 from distcore.config import GIVEN, RunConfig, dump_config
@@ -79,15 +80,17 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     completed = complete(resolved, data)
     run = build_run(completed.config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
-    rows = fingerprint(data.train)
-    run = agree(run, hooks, completed, rows)
+    rows, content = fingerprint(data.train), RowContent(data.train)
+    run = agree(run, hooks, completed, rows, content)
     if spans_machines(rank_info):
         check_shared(run, hooks)
     run, data = row_form.settle(run, hooks, completed, data)
     for line in overview(run, data) if world.is_main else ():
         log.info("%s", line)
-    progress, best = resume_or_start(run, hooks, task, rows)
-    saver = Saver(run, hooks, rows, start_folder(run, hooks, task, data))
+    progress, best = resume_or_start(run, hooks, task, rows, content)
+    if world.is_main:
+        content.go_on_aside()
+    saver = Saver(run, hooks, rows, start_folder(run, hooks, task, data), content=content)
     hooks.on_run_start(run, progress)
     if world.is_main:
         log.debug("%s", description(run.config, data))
@@ -161,13 +164,16 @@ def build_to_evaluate(
     return row_form.restore(build_run(config, hooks, world, task, data, training=False), task, data)
 
 
-def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, rows: str) -> tuple[Progress, Best | None]:
+def resume_or_start(
+    run: Run, hooks: Hooks, task: BoundTask, rows: str, content: RowContent
+) -> tuple[Progress, Best | None]:
     """Load the checkpoint of ``--resume``, if any.
 
-    Returns the progress and the best evaluation so far. ``rows`` is the fingerprint of the training rows.
+    Returns the progress and the best evaluation so far. ``rows`` is the fingerprint of the training rows, ``content``
+    the digest of all of them.
     """
     progress, best = Progress(), None
-    if resumed := checkpoint.resume(run, hooks, rows, task.on_resume):
+    if resumed := checkpoint.resume(run, hooks, rows, task.on_resume, content):
         path, progress, job_state = resumed
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         hooks.load_states(job_state.get("states", {}))

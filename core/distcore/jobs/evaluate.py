@@ -11,6 +11,7 @@ from typing import Any
 from distcore import checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import fingerprint, saved_config
+from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.surroundings import check_rows
 from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
@@ -114,7 +115,7 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
 
 def _check_rows(config: RunConfig, path: Path, data: Datasets) -> None:
     if not config.task.startswith(GIVEN):  # a task given as an object may have rows to evaluate alone
-        check_rows(path, checkpoint.read_job_state(path), config, fingerprint(data.train))
+        check_rows(path, checkpoint.read_job_state(path), config, fingerprint(data.train), RowContent(data.train, 0))
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:

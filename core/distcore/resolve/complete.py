@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from distcore.checkpoint.row_content import RowContent
 from distcore.config import RunConfig, with_changes
 from distcore.distributed.agreement import broadcast_from_main, check_agreed
 from distcore.model.optim import warmup_steps
@@ -45,16 +46,17 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
-def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str) -> Run:
+def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowContent) -> Run:
     """Return ``run`` with the config that all ranks share: one run folder, and absolute paths.
 
-    ``rows`` is the fingerprint of the training rows. Raises DistcoreError, one line, that names a rank with another
-    config, other rows or another base.
+    ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them. Raises
+    DistcoreError, one line, that names a rank with another config, other rows or another base.
     """
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     config = with_changes(completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))})
     base = run.base.digest if run.base else None
-    facts = {"rows": run.rows, "steps": run.total_steps, "base": base, "the content of the training rows": rows}
+    facts: dict[str, object] = {"rows": run.rows, "steps": run.total_steps, "base": base}
+    facts["the content of the training rows"] = [rows, content.on_every_rank(run, hooks)]
     frozen = {f"the frozen model {name!r}": model.digest for name, model in run.frozen.items()}
     check_agreed(run, hooks, config=config.model_dump(mode="json"), **facts, **frozen)
     # Not before: on another machine they may differ.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -29,6 +29,12 @@ def content_of(dataset: Dataset) -> str | None:
     """Return the digest of the rows' content; ``None`` for a dataset without one."""
     content: str | None = getattr(dataset, "content", None)
     return content
+
+
+def row_bytes_of(dataset: Dataset) -> Iterator[bytes] | None:
+    """Return the bytes of each row, for a dataset whose ``content`` is a digest of samples; ``None`` for others."""
+    rows: Iterator[bytes] | None = dataset.row_bytes() if hasattr(dataset, "row_bytes") else None
+    return rows
 
 
 def counts_of(dataset: Dataset) -> Mapping[str, Column]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
 
 SAMPLED = 64
-"""Most rows that are read to tell a dataset from others."""
+"""Most rows in the digest that is there at once; ``row_bytes`` covers all rows."""
 
 
 class Simple:
@@ -122,14 +122,27 @@ class CollatedRows:
     @property
     def content(self) -> str:
         """A digest of at most ``SAMPLED`` rows, evenly spaced over the dataset."""
-        from torch import Tensor
+        digest = hashlib.sha256(str(len(self)).encode())
+        rows = np.unique(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)).tolist()
+        for part in self.row_bytes(rows, lambda array: repr(array).encode()):
+            digest.update(part)
+        return digest.hexdigest()
+
+    def row_bytes(
+        self, rows: Iterable[int] | None = None, of_array: Callable[[np.ndarray], bytes] = np.ndarray.tobytes
+    ) -> Iterator[bytes]:
+        """Yield the values of each of ``rows`` (default: all rows) as bytes; ``of_array`` gives those of an array."""
+        from torch import Tensor, uint8
         from torch.utils._pytree import tree_leaves
 
-        digest = hashlib.sha256(str(len(self)).encode())
-        for index in np.unique(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)).tolist():
+        for index in range(len(self)) if rows is None else rows:
             for leaf in tree_leaves(self.rows[index]):
-                digest.update(leaf.numpy().tobytes() if isinstance(leaf, Tensor) else repr(leaf).encode())
-        return digest.hexdigest()
+                if isinstance(leaf, Tensor):
+                    yield leaf.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().tobytes()
+                elif isinstance(leaf, np.ndarray):
+                    yield of_array(leaf)
+                else:  # the repr of an image, for one, has its address
+                    yield leaf.tobytes() if hasattr(leaf, "tobytes") else repr(leaf).encode()
 
 
 class VaryingRows(CollatedRows):

@@ -206,6 +206,19 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
         if not any((folder / file).is_file() for file in files):
             some = ", ".join(files[:3]) + " …" * (len(files) > 3)
             raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
+    for index in filter(Path.is_file, (folder / file for file in WEIGHTS if file.endswith(".index.json"))):
+        _check_index(name, index)
+
+
+def _check_index(name: str, index: Path) -> None:
+    """Raise ModelError for an index of weights that names a file outside of its folder."""
+    try:
+        files = {str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"model {name}: {index.name} cannot be read: {type(error).__name__}: {error}") from None
+    for file in sorted(files):
+        if Path(file).name != file or file == "..":
+            raise ModelError(f"model {name}: {index.name} names {file!r}, which is no file of the folder")
 
 
 def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -> Path:
