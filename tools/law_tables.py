@@ -21,7 +21,12 @@ from distcore.testing.runner import check
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "docs/laws.json"
 SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
-    "plugins/ddp": [("ddp", "ddp", 2, {}), ("static graph", "ddp", 2, {"static_graph": True}), ("dp", "dp", 1, {})],
+    "plugins/ddp": [
+        ("ddp", "ddp", 2, {}),
+        ("static graph", "ddp", 2, {"static_graph": True}),
+        ("find_unused", "ddp", 2, {"find_unused": True}),
+        ("dp", "dp", 1, {}),
+    ],
     "plugins/fsdp": [("full", "fsdp", 2, {}), ("grad", "fsdp", 2, {"sharding": "grad"})],
     "plugins/mesh": [
         ("tp=2", "mesh", 2, {"tp": 2}),
@@ -33,7 +38,11 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
         ("pp=2, tp=2", "mesh", 4, {"pp": 2, "tp": 2}),
     ],
     "plugins/deepspeed": [(f"stage {stage}", "deepspeed", 2, {"stage": stage}) for stage in range(4)],
-    "plugins/horovod": [("2 ranks", "horovod", 2, {}), ("3 ranks", "horovod", 3, {})],
+    "plugins/horovod": [
+        ("2 ranks", "horovod", 2, {}),
+        ("3 ranks", "horovod", 3, {}),
+        ("find_unused", "horovod", 2, {"find_unused": True}),
+    ],
     "plugins/accelerate": [
         ("ddp", "accelerate", 2, {}),
         ("deepspeed, stage 2", "accelerate", 2, {"backend": "deepspeed", "zero_stage": 2}),

@@ -79,6 +79,7 @@ from distcore.plugin.strategy.tally import Wish as Wish
 from distcore.plugin.task.frozen import INITIAL as INITIAL
 from distcore.plugin.task.frozen import FrozenModel as FrozenModel
 from distcore.plugin.task.frozen import Initial as Initial
+from distcore.plugin.task.phases import Phase as Phase
 from distcore.plugin.task.ragged import Ragged as Ragged
 from distcore.plugin.task.simple import Simple as Simple
 from distcore.plugin.task.task import Batch as Batch

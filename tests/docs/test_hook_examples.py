@@ -227,7 +227,11 @@ def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
 
 
 def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, distcore.Report]) -> None:
-    others = ("row_loss", *WHOLE_BATCH)  # in place of the loss; with the first the mean loss would do for a report
+    others = (
+        "row_loss",
+        "phases",
+        *WHOLE_BATCH,
+    )  # in place of the loss; with the first the mean loss would do for a report
     names = [name for name in TASK_METHODS if name not in others]
     task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"
@@ -244,13 +248,18 @@ def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: t
 PADDED = {*PADDING_FREE, "skipped_fraction", "select_logits"}
 
 
-@pytest.mark.parametrize("others", [{*FROZEN, *WHOLE_BATCH}, {"loss", *PADDED}], ids=["a sum over rows", "more models"])
+@pytest.mark.parametrize(
+    "others",
+    [{"phases", *FROZEN, *WHOLE_BATCH}, {"loss", "phases", *PADDED}, {"loss", *WHOLE_BATCH, *PADDED}],
+    ids=["a sum over rows", "more models", "phases"],
+)
 def test_the_page_has_the_order_of_the_calls(others: set[str], tmp_path: Path) -> None:
     calls, out = Calls(), tmp_path / "run"
     names = [name for name in TASK_METHODS if name not in {"row_loss", "row_columns", *others}]
     task = type("Example", (), task_methods(names, calls))()
     with trained(out, Hooks("single", SingleStrategy()), task, lr="auto", padding_free="auto"):
-        first = calls.order.index("loss") if "loss" in names else calls.order.index("embed") - 1  # it is consulted
+        trained_by = next((name for name in ("loss", "embed") if name in names), "outputs")
+        first = calls.order.index(trained_by) - (trained_by != "loss")  # it is consulted
         trains, stop = first, len(calls.order)
     predicted(out, task)
     # What training calls is tried before the first step, too; that is no call of its own.

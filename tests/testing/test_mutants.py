@@ -368,6 +368,50 @@ class GathersNothingInSteps(DDPStrategy):
         return gather_rows(outputs) if "logits" not in outputs else outputs
 
 
+@dataclass(frozen=True, kw_only=True)
+class FindsUnused(DDPStrategy):
+    find_unused: bool = True
+
+
+@mutant("gradient", "phases")
+class StepsTheIdlePart(FindsUnused):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        for parameter in run.module.parameters():
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        return defaults.step(run, clip)
+
+
+@mutant("gradient", "phases")
+class KeepsTheFirstPhase(FindsUnused):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        optimizer_of(run).step()
+        return StepResult(grad_norm=defaults.clip_gradients(optimizer_of(run), clip))
+
+
+@mutant("gradient", "phases")
+class GivesAllOneRate(FindsUnused):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        for group in prepared.optimizer.param_groups if prepared.optimizer else []:
+            group["lr"] = run.config.lr
+        return prepared
+
+
+@mutant("resume", "phases-continue")
+class ForgetsOnePlayer(FindsUnused):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        defaults.load_checkpoint(run, state)
+        for name, parameter in run.module.named_parameters():
+            if name.startswith("head."):
+                optimizer_of(run).state.pop(parameter, None)
+        return True
+
+
 @mutant("gradient", "logged-sums")
 class LogsItsOwn(DDPStrategy):
     @hookimpl
@@ -453,7 +497,7 @@ def test_mutant_is_caught_by_the_law_it_breaks(name: str, findings: dict[str, Fi
 
 def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     cases = dict.fromkeys(mutant.case for mutant in MUTANTS.values())
-    (found,) = measure([subject(DDPStrategy, *cases)])
+    (found,) = measure([subject(FindsUnused, *cases)])
     assert [str(finding) for finding in found if not finding.held] == []
 
 

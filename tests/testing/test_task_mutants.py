@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import Datasets, Ragged, RunConfig, registry
+from distcore import Datasets, Phase, Ragged, RunConfig, registry
 from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.register import task_cases
 from distcore.testing.runner import check_task
-from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
+from distcore.testing.variants import Phased, Referenced, TwoTerms, WholeBatch
 
 MUTANTS: dict[str, type[Any]] = {}
 """A broken task by the case that must find it."""
@@ -102,6 +102,22 @@ class EmbedsWithItsNeighbors(SoundWholeBatch):
     def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         embeddings = super().embed(model, batch)
         return embeddings | {"logits": embeddings["logits"] - embeddings["logits"].mean(0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundPhases(Phased):
+    """The same for a task that trains in phases."""
+
+
+@breaks("phases-reach-theirs")
+class TrainsAPartThatNoLossReads(SoundPhases):
+    def phases(self) -> dict[str, Phase]:
+        both = super().phases()
+        return both | {"body": Phase(both["body"].match, self.of_the_head)}
+
+    def of_the_head(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = model(batch["tokens"])
+        return logits.detach().square().sum() + 0 * self.loss(model, batch).detach().requires_grad_()
 
 
 @breaks("terms-count")
@@ -228,13 +244,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("case", task_cases())
 def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
-    task = SoundWholeBatch if case == "embeds-rows-alone" else Sound
+    task = {"embeds-rows-alone": SoundWholeBatch, "phases-reach-theirs": SoundPhases}.get(case, Sound)
     assert measured(task, case).held, str(measured(task, case))
 
 
 @pytest.mark.parametrize("case", ["loss-is-a-sum", "rows-alone", "terms-count", "through-the-model"])
-@pytest.mark.parametrize("task", [TwoTerms, Referenced])
-def test_tasks_with_further_terms_and_frozen_models_are_measured_too(task: type[Any], case: str, measured: Any) -> None:
+@pytest.mark.parametrize("task", [TwoTerms, Referenced, SoundPhases])
+def test_tasks_with_terms_frozen_models_and_phases_are_measured_too(task: type[Any], case: str, measured: Any) -> None:
     assert measured(task, case).held, str(measured(task, case))
 
 

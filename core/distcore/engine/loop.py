@@ -19,6 +19,7 @@ from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
+from distcore.engine.updates import update_of
 from distcore.engine.whole_batch import whole_batch_step
 from distcore.errors import TaskError
 from distcore.model import averages
@@ -50,7 +51,7 @@ def steps(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     bound = BoundTask.of(task)
     step_of = partial(whole_batch_step, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
-    passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
+    update = update_of(run, hooks, bound, hooks.passes_or(step_of))
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
     with masks_by_row(run) as masks, Prefetcher(run.world.device) as prefetcher:
@@ -75,8 +76,8 @@ def steps(
                 items = rows * per_row if per_row else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
                 scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
-                loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast, others, masks))
-                result = hooks.step(run, run.config.clip)
+                with_loss = partial(scaled_loss, run, scale=scale, autocast=autocast, others=others, masks=masks)
+                loss, result = update(micros, with_loss)
                 if progress.step < checked_until:
                     check_weights(run, hooks, progress.step + 1)
                 if run.scheduler is not None:

@@ -120,7 +120,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
     base, compiled = set_up_module(config, task, module, training)
-    total_steps = total_steps_of(config, len(data.train))
+    total_steps, bound = total_steps_of(config, len(data.train)), BoundTask.of(task)
     run = Run(
         config=config,
         world=world,
@@ -135,12 +135,12 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         scaler=scaler_for(config, hooks.capabilities, world),
         strategy_state=built.state,
         base=base,
-        tally=Tally((*BoundTask.of(task).logs, *hooks.logs)),
+        tally=Tally((*bound.logs, *bound.phases, *hooks.logs)),
         facts={"model": model_size(module), "micro_batches": cut(config)},
     )
-    wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
-    if BoundTask.of(task).has("frozen"):
-        run = with_frozen(replace(run, model=wrapped.model), hooks, task, data)
+    wrapped = hooks.wrap_model(run, module, optimizer_factory(config, bound.phases) if training else None)
+    if bound.has("frozen"):
+        run = with_frozen(replace(run, model=wrapped.model), hooks, bound, data)
     if not training:
         return replace(run, model=wrapped.model, strategy_state=wrapped.state)
     if wrapped.optimizer is None:

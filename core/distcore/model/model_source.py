@@ -77,14 +77,16 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
     """Raise DistcoreError if config or strategy need layers that the model lacks.
 
     The config names layers in ``freeze``, ``lora``, groups of parameters, ``layer_decay``, and by an optimizer for
-    some layers only. A model that the task cannot build on the meta device is checked later, by the ranks.
+    some layers only; a task names them in its phases. A model that cannot be built on the meta device is checked later,
+    by the ranks.
     """
-    if not (isinstance(strategy, ChecksModel) or _names_layers(config)):
+    phases = BoundTask.of(task).phases
+    if not (isinstance(strategy, ChecksModel) or phases or _names_layers(config)):
         return
     with suppress(MetaModelError):
         module = model_source(config, task, data).meta_model()
         freeze(config, module)
-        check_optimizer(config, module)
+        check_optimizer(config, module, phases)
         if isinstance(strategy, ChecksModel):
             strategy.check_model(config, module)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,36 +14,47 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from distcore import registry
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, nearest
+from distcore.errors import ConfigError, TaskError, nearest
 from distcore.model.optimizers.adam import AdamW
 from distcore.model.optimizers.own import as_plugin
-from distcore.model.parameter_groups import parameter_groups
+from distcore.model.parameter_groups import NO_PHASES, parameter_groups
 from distcore.model.schedules import POLYNOMIAL_END, SCHEDULES, lambda_scheduler
 from distcore.plugin.optimizer import BuildsOptimizer
 from distcore.plugin.options import build, options_of, values_of
 from distcore.plugin.strategy.contract import OptimizerFactory
+from distcore.plugin.task.phases import Phase
 
 
-def optimizer_factory(config: RunConfig) -> OptimizerFactory:
+def optimizer_factory(config: RunConfig, phases: Mapping[str, Phase] = NO_PHASES) -> OptimizerFactory:
     """Return a function that builds the configured optimizer for a module; ``wrap_model`` gets it."""
-    return partial(_built, config)
+    return partial(_built, config, phases)
 
 
-def _built(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
+def _built(config: RunConfig, phases: Mapping[str, Phase], module: nn.Module) -> torch.optim.Optimizer:
     optimizer = load_optimizer(config)
-    return optimizer.build(module, parameter_groups(config, module, getattr(optimizer, "weight_decay", None)))
+    groups = parameter_groups(config, module, getattr(optimizer, "weight_decay", None), phases)
+    own = sorted({key for group in groups for key in group} - {"params", "lr", "weight_decay"})
+    built = optimizer.build(module, groups)
+    possible = [option.name for option in options_of(type(optimizer)) if option.name in built.defaults]
+    if unknown := next((key for key in own if key not in possible), None):
+        raise TaskError(
+            f"task: phases(): the optimizer {config.optimizer.name!r} has no setting {unknown!r} for each group of "
+            f"parameters{nearest(unknown, possible)} (it has lr, lr_scale, {', '.join(possible)})"
+        )
+    return built
 
 
-def check_optimizer(config: RunConfig, meta_model: nn.Module) -> None:
-    """Raise ConfigError if the groups, the layer decay or the optimizer itself do not fit the model.
+def check_optimizer(config: RunConfig, meta_model: nn.Module, phases: Mapping[str, Phase] = NO_PHASES) -> None:
+    """Raise ConfigError if groups, phases, layer decay or the optimizer itself do not fit the model.
 
     An optimizer of a file may compute with the parameters, which have no values here: a rank builds it.
     """
     optimizer = load_optimizer(config)
-    groups = parameter_groups(config, meta_model, getattr(optimizer, "weight_decay", None))
-    if ".py:" not in config.optimizer.name:
+    if ".py:" in config.optimizer.name:
+        parameter_groups(config, meta_model, getattr(optimizer, "weight_decay", None), phases)
+    else:
         with contextlib.suppress(RuntimeError):  # torch's, for a value that is asked for
-            optimizer.build(meta_model, groups)
+            _built(config, phases, meta_model)
 
 
 def load_optimizer(config: RunConfig) -> BuildsOptimizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -11,30 +11,38 @@ from distcore.config import GroupRule, RunConfig
 from distcore.errors import ConfigError
 from distcore.model.blocks import depths_from_top
 from distcore.plugin.optimizer import ParameterGroup
+from distcore.plugin.task.phases import Phase, parameters_by_phase, settings_of
+
+NO_PHASES: Mapping[str, Phase] = {}
 
 
-def parameter_groups(config: RunConfig, module: nn.Module, weight_decay: float | None) -> list[ParameterGroup]:
-    """Return the trainable parameters in groups of equal learning rate and weight decay; the peak rate comes first.
+def parameter_groups(
+    config: RunConfig, module: nn.Module, weight_decay: float | None, phases: Mapping[str, Phase] = NO_PHASES
+) -> list[ParameterGroup]:
+    """Return the trainable parameters in groups of equal settings; the peak rate comes first.
 
     Biases and normalization weights have no weight decay. Names and module classes identify them, because a sharding
     strategy may have changed shapes. ``weight_decay=None``: the optimizer has none. Raises ConfigError for a pattern
-    that matches no trained parameter, or ``layer_decay`` without repeated blocks.
+    that matches no trained parameter, or ``layer_decay`` without repeated blocks, TaskError for wrong ``phases``.
     """
     assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     rules = _rules(config, list(trained), weight_decay)
+    parameters_by_phase(phases, trained)
     depths, factor = _depths(config, module), config.optimizer.layer_decay or 1.0
     exempt = set(_exempt(module))
-    alike: dict[tuple[bool, bool, float, float], ParameterGroup] = {}
+    alike: dict[tuple[bool, bool, str], ParameterGroup] = {}
     for name, parameter in trained.items():
-        rule = rules.get(name)
+        rule, own = rules.get(name), settings_of(phases, name)
+        peak = own.pop("lr", config.lr * own.pop("lr_scale", 1.0))
         scale = (rule.lr_scale if rule and rule.lr_scale else 1.0) * factor ** depths.get(name, 0)
-        rate = rule.lr if rule and rule.lr else config.lr * scale
-        group: ParameterGroup = {"params": [], "lr": rate}
+        rate = rule.lr if rule and rule.lr else peak * scale
+        group: ParameterGroup = {"params": [], "lr": rate, **own}
         if weight_decay is not None:
-            own = weight_decay if rule is None or rule.weight_decay is None else rule.weight_decay
-            group["weight_decay"] = 0.0 if name in exempt else own
-        key = (rate != config.lr, name in exempt, rate, group.get("weight_decay", 0.0))
+            usual = own.get("weight_decay", weight_decay)
+            decay = usual if rule is None or rule.weight_decay is None else rule.weight_decay
+            group["weight_decay"] = 0.0 if name in exempt else decay
+        key = (rate != config.lr, name in exempt, repr(group | {"params": []}))
         alike.setdefault(key, group)["params"].append(parameter)
     # The rate of the first group is the one that is logged.
     return [group for _, group in sorted(alike.items(), key=lambda item: item[0][:2])]

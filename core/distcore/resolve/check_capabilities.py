@@ -39,15 +39,21 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
         )
 
 
-def check_task(config: RunConfig, declared: Capabilities, task: BoundTask) -> None:
-    """Raise ConfigError if the task calls models in a way that the strategy does not declare."""
-    if declared.calls_any_time or not (task.has("frozen") or task.whole_batch):
-        return
-    has = "frozen models" if task.has("frozen") else "a loss over the global batch"
-    raise ConfigError(
-        f"task = {config.task!r}: has {has}, and strategy {config.strategy!r} with these options calls the model in a "
-        f"pipeline only; {names_that(lambda other: other.calls_any_time)} could, with their default options"
-    )
+def check_task(config: RunConfig, declared: Capabilities, task: BoundTask, training: bool = True) -> None:
+    """Raise ConfigError if the task calls models, or steps parameters, in a way that the strategy does not declare."""
+    who = f"and strategy {config.strategy!r} with these options"
+    if not declared.calls_any_time and (task.has("frozen") or task.whole_batch):
+        has = "frozen models" if task.has("frozen") else "a loss over the global batch"
+        raise ConfigError(
+            f"task = {config.task!r}: has {has}, {who} calls the model in a pipeline only; "
+            f"{names_that(lambda other: other.calls_any_time)} could, with their default options"
+        )
+    if training and task.has("phases") and not declared.phases:
+        why = declared.why_not_phases or "a step may change parameters of another phase"
+        raise ConfigError(
+            f"task = {config.task!r}: trains in phases, {who} cannot: {why}; "
+            f"{names_that(lambda other: other.phases)} could, with their default options"
+        )
 
 
 def check_average(config: RunConfig, declared: Capabilities) -> None:

@@ -77,7 +77,7 @@ def resolve(
         log.info("the file of strategy %r says: %s", chosen.name, ", ".join(f"{k} = {v}" for k, v in from_file.items()))
     placed = with_changes(placed, from_file)
     check_declared(placed, declared, launcher)
-    check_task(placed, declared, trained)
+    check_task(placed, declared, trained, training)
     check_deterministic(placed)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
     check_micro_batch_size(placed, data_shards(placed, declared, ranks))

@@ -22,6 +22,7 @@ class SingleStrategy:
         spec_version=3,
         processes="one",
         other_optimizers="all",
+        phases=True,
         ema=True,
         compiles=frozenset({"on", "regions"}),
         collectives_per_step=0,

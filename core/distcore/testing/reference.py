@@ -5,7 +5,8 @@ It shares none of the core's training loop, so that an error in the loop shows a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig, with_changes
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.task.task import Datasets
+from distcore.plugin.task.task import Dataset, Datasets
 from distcore.testing.problem import Problem
+from distcore.testing.variants import Phased
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +53,43 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     config = RunConfig.model_validate_json(text)
     data = problem.prepare(config)
     module, began = build_untrained(problem, config, data), build_untrained(problem, config, data)
-    optimizer = _adamw(module, config)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(config, step))
+    phases = _phases(problem, module, config)
+    optimizers = [optimizer for optimizer, _ in phases]
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(config, step)) for each in optimizers]
     losses, norms, rates = [], [], []
     for rows, _ in zip(_global_batches(config, data), range(steps), strict=False):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.precision == "bf16"):
-            loss = problem.mean_loss(module, began, data.train, rows)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
-        norms.append(_clip(module, config))
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    return Solution(module=module, state=state_of(module, optimizer), losses=losses, norms=norms, rates=rates)
+        mean_losses, squares = [], []
+        for optimizer, mean_loss in phases:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+                loss = mean_loss(module, began, data.train, rows)
+            module.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            mean_losses.append(loss.item())
+            squares.append(_clip(optimizer, config) ** 2)
+            optimizer.step()
+        losses.append(sum(mean_losses))
+        norms.append(sum(squares) ** 0.5)
+        rates.append(optimizers[-1].param_groups[0]["lr"])
+        for scheduler in schedulers:
+            scheduler.step()
+    state = {name: value for optimizer in optimizers for name, value in state_of(module, optimizer).items()}
+    return Solution(module=module, state=state, losses=losses, norms=norms, rates=rates)
+
+
+MeanLoss = Callable[[nn.Module, nn.Module, Dataset, np.ndarray], Tensor]
+
+
+def _phases(problem: Problem, module: nn.Module, config: RunConfig) -> list[tuple[torch.optim.AdamW, MeanLoss]]:
+    """Return, for each phase of a step, an optimizer of its own and the mean loss; most problems have one phase."""
+    if not isinstance(problem, Phased):
+        return [(_adamw(module, config), problem.mean_loss)]
+
+    def mean(loss: Callable[..., Any]) -> MeanLoss:
+        return lambda module, began, dataset, rows: loss(module, dataset.batch(rows)) / int(dataset.items[rows].sum())
+
+    return [
+        (_adamw(module, config, phase.match, phase.optimizer), mean(phase.loss)) for phase in problem.phases().values()
+    ]
 
 
 def build_untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.Module:
@@ -94,17 +119,21 @@ def _global_batches(config: RunConfig, data: Datasets) -> Iterator[np.ndarray]:
         epoch += 1
 
 
-def _adamw(module: nn.Module, config: RunConfig) -> torch.optim.AdamW:
+def _adamw(
+    module: nn.Module, config: RunConfig, match: str = "", settings: Mapping[str, Any] | None = None
+) -> torch.optim.AdamW:
     assert isinstance(config.lr, float)  # every case sets it
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    options = {**config.optimizer.options, **(settings or {})}
+    options["lr"] = config.lr * options.pop("lr_scale", 1.0)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad and re.search(match, name)}
     plain = [p for name, p in trained.items() if name.endswith("bias") or ".norm." in name]
     decayed = [p for name, p in trained.items() if not (name.endswith("bias") or ".norm." in name)]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, foreach=False, **config.optimizer.options)
+    return torch.optim.AdamW(groups, foreach=False, **options)
 
 
-def _clip(module: nn.Module, config: RunConfig) -> float:
-    parameters = [p for p in module.parameters() if p.grad is not None]
+def _clip(optimizer: torch.optim.Optimizer, config: RunConfig) -> float:
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = nn.utils.clip_grad_norm_(parameters, config.clip.norm or float("inf"))
     if config.clip.value is not None:
         nn.utils.clip_grad_value_(parameters, config.clip.value)

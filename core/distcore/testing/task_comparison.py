@@ -23,6 +23,10 @@ class Launcher(nn.Module):
             name: value.detach().clone().requires_grad_(value.is_floating_point()) for name, value in tensors.items()
         }
 
+    def gradient(self, name: str) -> Tensor | None:
+        """Return the gradient of a parameter's copy."""
+        return self._copies[name].grad
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute like the model."""
         self.calls += 1

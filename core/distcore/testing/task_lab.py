@@ -76,6 +76,10 @@ class TaskLab:
         """Return the loss of a batch, summed over its items."""
         return terms(self.task.loss(model, self._consult(batch)))[0]
 
+    def loss_of_phase(self, phase: str, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of one phase for a batch, summed over its items."""
+        return terms(self.task.losses_of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
+
     def all_terms(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the sum of the loss and its additional terms."""
         loss, further = terms(self.task.loss(model, self._consult(batch)))

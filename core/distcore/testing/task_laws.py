@@ -12,6 +12,7 @@ from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
 from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
 from distcore.plugin.task.outputs import Collected
+from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip
 from distcore.testing.register import task_law
@@ -100,6 +101,21 @@ def terms_count(lab: TaskLab) -> Measured:
     given = set(lab.further(lab.build(), lab.data.train.batch(lab.rows(lab.data.train))))
     wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
     return Measured(error=len(wrong), bound=EXACT, note=f"not declared, or counted and not there: {wrong or 'none'}")
+
+
+@task_law("gradient")
+def phases_reach_theirs(lab: TaskLab) -> Measured:
+    """The loss of each phase calls the model once, and gives a gradient to every parameter that the phase steps."""
+    if not lab.task.has("phases"):
+        raise Skip("the task has no phases()")
+    model, wrong = lab.build(), []
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for phase, names in parameters_by_phase(lab.task.phases, trained).items():
+        launcher = Launcher(model)
+        lab.loss_of_phase(phase, launcher, lab.data.train.batch(lab.rows(lab.data.train))).backward()  # type: ignore[no-untyped-call]
+        wrong += [f"{phase}: {launcher.calls} calls"] if launcher.calls != 1 else []
+        wrong += [f"{phase}: {name}" for name in sorted(names) if launcher.gradient(name) is None]
+    return Measured(error=len(wrong), bound=EXACT, note=f"calls, or without gradient: {', '.join(wrong[:3]) or 'none'}")
 
 
 @task_law("gradient")

@@ -1,4 +1,4 @@
-"""Variants of the laws' task: further loss terms, a frozen model, a loss over the whole batch."""
+"""Variants of the laws' task: further loss terms, a frozen model, a loss over the whole batch, phases."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from distcore.config import RunConfig
 from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.frozen import INITIAL, Initial
+from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.task import Dataset, Datasets
-from distcore.testing.problem import Problem, RandomRows
+from distcore.testing.problem import CLASSES, Problem, RandomRows
 
 TERM = "size"
 """Name of the additional term."""
@@ -106,3 +107,19 @@ class WholeBatch(Problem):
     def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
         """Return it for the whole global batch at once."""
         return self.batch_loss(self.embed(module, dataset.batch(rows)), torch.as_tensor(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phased(Problem):
+    """Two players in turn: the head classifies, then the body of the model leads it astray."""
+
+    def phases(self) -> dict[str, Phase]:
+        """Return both, with settings of their own for the head."""
+        return {
+            "head": Phase(r"^head\.", self.loss, {"lr_scale": 0.5, "betas": (0.5, 0.9), "weight_decay": 0.3}),
+            "body": Phase(r"^(embedding|blocks|unused)\.", self.deceive),
+        }
+
+    def deceive(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss with each row's label replaced by the next one."""
+        return self.loss(model, batch | {"labels": (batch["labels"] + 1) % CLASSES})

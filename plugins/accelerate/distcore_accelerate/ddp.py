@@ -32,6 +32,7 @@ from distcore_accelerate.backend import Backend
 _NOTHING = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
+NEEDS_FIND_UNUSED = "needs strategy_options.find_unused=true"
 
 
 class Replicated(Backend):
@@ -44,10 +45,12 @@ class Replicated(Backend):
             spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             other_optimizers="all",
+            phases=find_unused,
+            why_not_phases=NEEDS_FIND_UNUSED,
             ema=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if find_unused else 2,
-            exempt={} if find_unused else {"unused-parameters": "needs strategy_options.find_unused=true"},
+            exempt={} if find_unused else {"unused-parameters": NEEDS_FIND_UNUSED},
         )
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Sharded(Backend):
             optimizers=frozenset({"adamw", "muon"}),
             other_optimizers="elementwise",
             shards_parameters=True,
+            phases=True,
             ema=True,
             compiles=frozenset({"regions"}),
             forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass

@@ -66,6 +66,7 @@ class ZeRO(Backend):
             devices=frozenset({"cpu", "cuda"}),
             other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,
+            why_not_phases=UNUSED,
             ema=self.user.keeps_masters,
             compiles=self.user.compiles,
             why_not_compiled=GATHERS,

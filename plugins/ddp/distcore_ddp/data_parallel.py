@@ -31,6 +31,7 @@ class DataParallelStrategy:
         processes="one",
         devices=frozenset({"cpu", "cuda"}),
         other_optimizers="all",
+        phases=True,
         ema=True,
         why_not_compiled="copies modules to other GPUs, but compiled code works on the first GPU only",
         collectives_per_step=0,

@@ -34,6 +34,7 @@ from distcore_ddp.compression import compression_hook
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
+NEEDS_FIND_UNUSED = "needs strategy_options.find_unused=true"
 
 
 @dataclass
@@ -67,6 +68,8 @@ class DDPStrategy:
         return Capabilities(
             spec_version=3,
             other_optimizers="all",
+            phases=self.find_unused,
+            why_not_phases=NEEDS_FIND_UNUSED,
             ema=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
@@ -77,7 +80,7 @@ class DDPStrategy:
     def _exempt(self) -> dict[str, str]:
         exempt = {}
         if not (self.find_unused or self.static_graph):
-            exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
+            exempt["unused-parameters"] = NEEDS_FIND_UNUSED
         if self.static_graph and not self.find_unused:
             exempt["bit-for-bit"] = "above two ranks torch regroups its buckets after step 1, which changes rounding"
         if self.compression != "none":

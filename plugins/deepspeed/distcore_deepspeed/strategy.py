@@ -76,6 +76,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             other_optimizers="elementwise",
             shards_parameters=user.stage == 3,
+            why_not_phases=UNUSED,
             ema=user.keeps_masters,
             compiles=user.compiles,
             why_not_compiled=GATHERS,

@@ -103,6 +103,7 @@ class FSDPStrategy:
         optimizers=frozenset({"adamw", "muon"}),  # Muon gathers the matrices that it orthogonalizes
         other_optimizers="elementwise",
         shards_parameters=True,
+        phases=True,
         ema=True,
         compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
         forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters

@@ -40,6 +40,7 @@ from distcore_horovod.tracing import TracedFusion
 _NO_CONTEXT = nullcontext()
 FUSION_BYTES = 128 * 2**20
 """Default size of Horovod's fusion buffer."""
+NEEDS_FIND_UNUSED = "needs strategy_options.find_unused=true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,8 @@ class HorovodStrategy:
             devices=frozenset({"cpu", "cuda"}),
             gradients="sum" if self.op == "sum" else "mean",
             other_optimizers="none" if self.op == "adasum" else "all",
+            phases=self.find_unused and self.op != "adasum",
+            why_not_phases="adasum is not a mean" if self.op == "adasum" else NEEDS_FIND_UNUSED,
             owns=frozenset({"optimizer"}),
             ema=True,
             compiles=frozenset({"on", "regions"}),
@@ -88,7 +91,7 @@ class HorovodStrategy:
         inexact = ("gradient", "clipping", "neutral-names", "into-single", "from-single")
         exempt = {}
         if not self.find_unused:
-            exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
+            exempt["unused-parameters"] = NEEDS_FIND_UNUSED
         if not self.groups:
             exempt |= dict.fromkeys(("bit-for-bit", "dropout-repeats"), "groups=0: rounding of sums depends on timing")
         if self.compression != "none":

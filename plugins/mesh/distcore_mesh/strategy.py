@@ -76,6 +76,8 @@ class MeshStrategy(MeshOptions):
             ranks_per_shard=self.tp * self.cp * self.pp,
             shards_parameters=True,
             calls_any_time=self.pp == 1,
+            phases=self.pp == 1,
+            why_not_phases="each stage of a pipeline expects gradients of all its parameters",
             ema=True,
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # as measured for fsdp

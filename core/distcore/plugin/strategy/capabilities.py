@@ -53,6 +53,13 @@ class Capabilities:
 
     Tasks with frozen models or a loss over the global batch are refused then.
     """
+    phases: bool = False
+    """True if a step leaves parameters without a gradient as they are, so that a task can train in phases.
+
+    Its backward pass must also accept that other parameters have a gradient each time.
+    """
+    why_not_phases: str = ""
+    """Why ``phases`` is false, for the line that refuses such a task: ``needs strategy_options.find_unused=true``."""
     forward_cost: float = 1.0
     """The overhead of one extra micro-batch, as a multiple of its overhead in one process.
 

@@ -22,6 +22,7 @@ from distcore.plugin.task.datasets import check_indexed, mean_loss
 from distcore.plugin.task.frozen import INITIAL, FrozenModel, Initial
 from distcore.plugin.task.lines import objects, row_lines, tested_lines
 from distcore.plugin.task.outputs import Collected, checked_losses, checked_metrics, checked_outputs
+from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.spec import TaskSpec
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Direction, FileRows, Losses, OnResume, Outputs, Task
@@ -145,6 +146,27 @@ class BoundTask:
         """Return ``batch`` with the outputs of the frozen models."""
         return self._own["consult"](models, batch)
 
+    # Phases of a step
+
+    @cached_property
+    def phases(self) -> Mapping[str, Phase]:
+        """The phases of a step, by name; none of a task that has none. Raises TaskError for anything else."""
+        phases: Mapping[str, Phase] = self._call("phases", {})
+        if not isinstance(phases, Mapping) or not all(isinstance(phase, Phase) for phase in phases.values()):
+            raise TaskError(f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase")
+        if self.has("phases") and (not phases or self.whole_batch):
+            why = "has both phases() and batch_loss()" if phases else "phases() returned none"
+            raise TaskError(f"task {self.name}: {why}; a step needs one kind of loss")
+        return phases
+
+    def losses_of_phases(self, log: Log) -> dict[str, Loss]:
+        """Return the loss of each phase, which logs by ``log`` if it has an argument of this name."""
+        return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
+
+    def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
+        each = [terms(loss(model, batch)) for loss in self.losses_of_phases(_unlogged).values()]
+        return sum((loss for loss, _ in each), torch.zeros(())), {k: v for _, more in each for k, v in more.items()}
+
     # Padding-free computation
 
     @property
@@ -204,7 +226,7 @@ class BoundTask:
     def loss(self) -> Loss:
         """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError if it has neither.
 
-        Of a loss over the global batch that of a micro-batch alone.
+        Of a loss over the global batch that of a micro-batch alone, of phases their sum.
         """
         return self.loss_that_logs(_unlogged)
 
@@ -212,6 +234,8 @@ class BoundTask:
         """Return ``loss``, which logs by ``log`` if it has an argument of this name."""
         if self.whole_batch:
             return self._loss_of_micro_batch
+        if self.has("phases"):
+            return self._sum_of_phases
         if self.has("loss"):
             own: Loss = _logging(self._own["loss"], log)
             return own

@@ -1,9 +1,9 @@
 """The methods of a task, in the order in which the core calls them, each with an example that a test runs.
 
-A task needs ``prepare``, ``build_model``, and ``loss``, ``row_loss``, or ``embed`` with ``batch_loss``. Evaluation
-needs ``row_loss``, ``outputs`` or ``generate`` with ``report``, or ``sums`` with ``report_sums``. Every other method is
-optional: the core calls it if the task defines it. ``BoundTask`` looks them up once. The core tries evaluation and
-saving before the first step, so that a broken task fails at once.
+A task needs ``prepare``, ``build_model``, and ``loss``, ``row_loss``, ``phases``, or ``embed`` with ``batch_loss``.
+Evaluation needs ``row_loss``, ``outputs`` or ``generate`` with ``report``, or ``sums`` with ``report_sums``. Every
+other method is optional: the core calls it if the task defines it. ``BoundTask`` looks them up once. The core tries
+evaluation and saving before the first step, so that a broken task fails at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from distcore.config import RunConfig
     from distcore.plugin.task.frozen import FrozenModel, Initial
+    from distcore.plugin.task.phases import Phase
     from distcore.plugin.task.ragged import Ragged
     from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Losses, Outputs
 
@@ -104,6 +105,24 @@ class TaskSpec:
 
             def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
                 return Classifier(dropout=0.0)
+        """
+        raise NotImplementedError
+
+    def phases(self) -> Mapping[str, Phase]:
+        """Return the phases of each step, in order: each has a loss and steps the parameters of a pattern.
+
+        They replace ``loss``: first the discriminator, then the generator. All are on the rows of the same step, each
+        with the weights that the phase before left, and their losses are logged by name. A loss calls the model once;
+        every trained parameter needs a phase. The optimizer is one, with settings for each phase; schedule and average
+        take one step.
+
+        Example::
+
+            def phases(self) -> dict[str, Phase]:
+                def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+                    return F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="sum")
+
+                return {"classifier": Phase(r"^(embedding|blocks|head)", loss, {"betas": (0.9, 0.999)})}
         """
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from distcore.testing.lab import BY_TOKENS, Lab, Trained
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Solution, apart, build_untrained, solve
 from distcore.testing.register import law
-from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
+from distcore.testing.variants import Phased, Referenced, TwoTerms, WholeBatch
 
 STEPS = 10
 """Optimizer steps of a run."""
@@ -119,6 +119,19 @@ def whole_batch(lab: Lab) -> Measured:
 
 
 @law("gradient")
+def phases(lab: Lab) -> Measured:
+    """Training in two phases equals a loop of plain PyTorch with two optimizers, after an evaluation, too."""
+    needs_phases(lab)
+    problem, sizes = Phased(rows=4 * lab.global_batch + 2), [1, max(1, lab.global_batch // lab.world.size)]
+    measured = []
+    for size in sizes:
+        job = lab.job(problem, micro_batch_size=size)
+        job.evaluate()
+        measured.append(distance(job.train(STEPS), solve(job.task, job.run.config, STEPS)))
+    return max(measured, key=lambda one: (one.error != one.error, one.error))
+
+
+@law("gradient")
 def logged_sums(lab: Lab) -> Measured:
     """What the loss logs is its mean over the global batch, on every rank."""
     problem = TwoTerms(rows=4 * lab.global_batch + 2)
@@ -136,6 +149,12 @@ def logged_sums(lab: Lab) -> Measured:
 def _calls_any_time(lab: Lab) -> None:
     if not lab.hooks.capabilities.calls_any_time:
         raise Skip("the strategy declares that only its train_step can call the model")
+
+
+def needs_phases(lab: Lab) -> None:
+    """Raise Skip for a strategy that cannot train in phases."""
+    if not lab.hooks.capabilities.phases:
+        raise Skip(f"the strategy declares no phases: {lab.hooks.capabilities.why_not_phases or 'no reason given'}")
 
 
 @law("gradient")

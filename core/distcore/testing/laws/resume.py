@@ -14,9 +14,11 @@ from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.task import Datasets
 from distcore.testing.findings import EXACT, FP32, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
+from distcore.testing.laws.gradient import needs_phases
 from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.reference import apart
 from distcore.testing.register import law
+from distcore.testing.variants import Phased
 
 PROBLEM = Problem(dropout=0.2)
 CHANGES: dict[str, Any] = BY_TOKENS | {
@@ -39,6 +41,13 @@ def bit_for_bit(lab: Lab) -> Measured:
 
 
 @law("resume")
+def phases_continue(lab: Lab) -> Measured:
+    """A run in phases that is resumed equals an uninterrupted run bit for bit."""
+    needs_phases(lab)
+    return _compare_with_uninterrupted(lab, EXACT, Phased(dropout=0.2))
+
+
+@law("resume")
 def each_row_once(lab: Lab) -> Measured:
     """A resumed run reads the rows of the remaining steps, each once, and no others."""
     job, _ = _interrupt(lab)
@@ -50,9 +59,9 @@ def each_row_once(lab: Lab) -> Measured:
     return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due")
 
 
-def _compare_with_uninterrupted(lab: Lab, bound: float) -> Measured:
-    whole = _job(lab).train(8)
-    _, resumed = _interrupt(lab)
+def _compare_with_uninterrupted(lab: Lab, bound: float, problem: Problem = PROBLEM) -> Measured:
+    whole = _job(lab, problem).train(8)
+    _, resumed = _interrupt(lab, problem)
     error, where = apart(resumed.state, whole.state)
     losses = zip(resumed.losses, whole.losses[3:], strict=True)
     error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
@@ -61,17 +70,17 @@ def _compare_with_uninterrupted(lab: Lab, bound: float) -> Measured:
     return Measured(error=error, bound=bound, note=f"worst tensor {where}")
 
 
-def _interrupt(lab: Lab) -> tuple[Job, Trained]:
+def _interrupt(lab: Lab, problem: Problem = PROBLEM) -> tuple[Job, Trained]:
     """Train for three steps and save; continue in a new run to step 8, and return that run and its result."""
-    first = _job(lab)
+    first = _job(lab, problem)
     path = first.save(first.train(3).progress)
-    second = _job(lab)
+    second = _job(lab, problem)
     progress, _ = checkpoint.load(second.run, second.hooks, path)
     return second, second.train(8 - progress.step, progress)
 
 
-def _job(lab: Lab) -> Job:
-    problem = replace(PROBLEM, rows=4 * lab.global_batch + lab.world.size)
+def _job(lab: Lab, problem: Problem) -> Job:
+    problem = replace(problem, rows=4 * lab.global_batch + lab.world.size)
     data = problem.prepare(lab.config())
     counted = Counted(problem.rows)
     return lab.job(problem, data=Datasets(train=counted, evaluation=data.evaluation, test=data.test), **CHANGES)

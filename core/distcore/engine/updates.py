@@ -1,0 +1,68 @@
+"""How a step changes the weights: by one loss, or by one loss after the other in phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from distcore.distributed.dtensors import reshard
+from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
+from distcore.plugin.strategy.hooks import Hooks, Passes
+from distcore.plugin.task.bound import BoundTask, Loss
+from distcore.plugin.task.phases import parameters_by_phase
+from distcore.plugin.task.task import Batch
+
+WithLoss = Callable[[Loss], StepLoss]
+"""Returns the scaled loss of a micro-batch for a loss of the task."""
+Update = Callable[[list[tuple[MicroBatch, Batch]], WithLoss], tuple[Tensor, StepResult]]
+"""Updates the weights by the micro-batches of one step; returns this rank's scaled loss, and the optimizer's result."""
+
+
+def update_of(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update:
+    """Return the update of each step; ``passes`` runs forward and backward."""
+    if task.has("phases"):
+        return _in_phases(run, hooks, task, passes)
+    task_loss = task.loss_that_logs(run.log)
+
+    def update(micros: list[tuple[MicroBatch, Batch]], with_loss: WithLoss) -> tuple[Tensor, StepResult]:
+        loss = passes(run, micros, with_loss(task_loss))
+        return loss, hooks.step(run, run.config.clip)
+
+    return update
+
+
+def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update:
+    """Return an update that runs and steps one phase after the other.
+
+    The optimizer is one: it steps the parameters that have a gradient. The norm is that of the gradients of all phases.
+    """
+    trained = {name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
+    own, losses = parameters_by_phase(task.phases, trained), task.losses_of_phases(run.log)
+
+    def idle(phase: str) -> list[nn.Parameter]:
+        return [p for name, p in run.module.named_parameters() if name in trained and name not in own[phase]]
+
+    def update(micros: list[tuple[MicroBatch, Batch]], with_loss: WithLoss) -> tuple[Tensor, StepResult]:
+        parts, norms = [], []
+        for phase, loss in losses.items():
+            reshard(run.module)  # an evaluation may have left parameters gathered: others than the optimizer's
+            others = idle(phase)
+            for parameter in others:
+                parameter.requires_grad_(False)
+            try:
+                parts.append(passes(run, micros, with_loss(loss)))
+            finally:
+                for parameter in others:
+                    parameter.requires_grad_(True)
+            for parameter in idle(phase):
+                parameter.grad = None
+            norms.append(hooks.step(run, run.config.clip).grad_norm)
+            run.tally.muted = False
+            run.log(phase, parts[-1], run.loss_multiplier / run.world.shards)
+        known = [norm for norm in norms if norm is not None]
+        norm = torch.stack(known).norm() if len(known) == len(norms) else None
+        return torch.stack(parts).sum(), StepResult(grad_norm=norm)
+
+    return update
