@@ -227,11 +227,8 @@ def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
 
 
 def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, distcore.Report]) -> None:
-    others = (
-        "row_loss",
-        "phases",
-        *WHOLE_BATCH,
-    )  # in place of the loss; with the first the mean loss would do for a report
+    # In place of the loss; with the first the mean loss would do for a report.
+    others = ("row_loss", "phases", *WHOLE_BATCH)
     names = [name for name in TASK_METHODS if name not in others]
     task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"

@@ -128,7 +128,7 @@ def plain(config: RunConfig) -> tuple[list[float], list[float], dict[str, Tensor
         for optimizer, loss_of, said in zip(optimizers, (of_discriminator, of_generator), losses, strict=True):
             model.zero_grad()
             loss = loss_of(model, batch) / len(rows)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.5)
             optimizer.step()
             said.append(loss.item())
@@ -221,7 +221,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         (phased(Phase("", loss), Phase("tail", loss)), r"\['phase 1'\].match = 'tail': is found in no trained param"),
         (
             phased(Phase("", loss, {"beta": 1})),
-            r"'adamw' has no setting 'beta' .*\(did you mean 'betas'\?\) \(it has lr, lr_",
+            r"'adamw' has no setting 'beta' .*\(did you mean 'betas'\?\) \(it has",
         ),
         (phased(loss=Phase("", loss)), r"logs: 'loss' is the name of two values of a log line"),
     ],

@@ -384,14 +384,6 @@ class StepsTheIdlePart(FindsUnused):
 
 
 @mutant("gradient", "phases")
-class KeepsTheFirstPhase(FindsUnused):
-    @hookimpl
-    def step(self, run: Run, clip: Clip) -> StepResult:
-        optimizer_of(run).step()
-        return StepResult(grad_norm=defaults.clip_gradients(optimizer_of(run), clip))
-
-
-@mutant("gradient", "phases")
 class GivesAllOneRate(FindsUnused):
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:

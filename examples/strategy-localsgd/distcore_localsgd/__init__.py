@@ -43,6 +43,7 @@ class LocalSGD:
         return Capabilities(
             spec_version=3,
             gradients="mean",
+            phases=True,
             # Between averagings each rank would have its own loss scale in fp16, and skip its own steps.
             precisions=frozenset({"fp32", "bf16", "fp16"} if self.every == 1 else {"fp32", "bf16"}),
             collectives_per_step=1 if self.every == 1 else None,
