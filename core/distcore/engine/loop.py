@@ -51,7 +51,8 @@ def steps(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     bound = BoundTask.of(task)
     step_of = partial(whole_batch_step, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
-    update = update_of(run, hooks, bound, hooks.passes_or(step_of))
+    passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
+    update = update_of(run, hooks, bound, passes)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
     with masks_by_row(run) as masks, Prefetcher(run.world.device) as prefetcher:
@@ -77,7 +78,11 @@ def steps(
                 scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
                 with_loss = partial(scaled_loss, run, scale=scale, autocast=autocast, others=others, masks=masks)
-                loss, result = update(micros, with_loss)
+                if update:
+                    loss, result = update(micros, with_loss)
+                else:
+                    loss = passes(run, micros, with_loss(task_loss))
+                    result = hooks.step(run, run.config.clip)
                 if progress.step < checked_until:
                     check_weights(run, hooks, progress.step + 1)
                 if run.scheduler is not None:

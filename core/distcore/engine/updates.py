@@ -1,4 +1,4 @@
-"""How a step changes the weights: by one loss, or by one loss after the other in phases."""
+"""Steps with several updates of the weights: by one loss after the other, in phases."""
 
 from __future__ import annotations
 
@@ -20,17 +20,9 @@ Update = Callable[[list[tuple[MicroBatch, Batch]], WithLoss], tuple[Tensor, Step
 """Updates the weights by the micro-batches of one step; returns this rank's scaled loss, and the optimizer's result."""
 
 
-def update_of(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update:
-    """Return the update of each step; ``passes`` runs forward and backward."""
-    if task.has("phases"):
-        return _in_phases(run, hooks, task, passes)
-    task_loss = task.loss_that_logs(run.log)
-
-    def update(micros: list[tuple[MicroBatch, Batch]], with_loss: WithLoss) -> tuple[Tensor, StepResult]:
-        loss = passes(run, micros, with_loss(task_loss))
-        return loss, hooks.step(run, run.config.clip)
-
-    return update
+def update_of(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update | None:
+    """Return the updates of a task with several in a step, otherwise ``None``; ``passes`` runs the micro-batches."""
+    return _in_phases(run, hooks, task, passes) if task.has("phases") else None
 
 
 def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update:
