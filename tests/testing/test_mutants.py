@@ -452,6 +452,121 @@ class FailsOnOneRank(DDPStrategy):
         return defaults.step(run, clip)
 
 
+def steps_of(run: Run) -> int:
+    """Steps that the optimizer has done."""
+    return int(optimizer_of(run).state[next(run.module.parameters())].get("step", 0))
+
+
+@mutant("gradient", "ragged-tail")
+class StopsSynchronisingLater(Plain):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        if steps_of(run) < 10:
+            average_gradients(run)
+        return defaults.step(run, clip)
+
+
+@mutant("gradient", "ragged-tail")
+class StepsOnlyWhereItClips(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        if clip.norm is None:
+            optimizer_of(run).zero_grad()
+            return StepResult(grad_norm=None)
+        return defaults.step(run, clip)
+
+
+@mutant("gradient", "parameter-groups")
+class IgnoresBetas(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        wrapped: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
+            group["betas"] = (0.9, 0.999)
+        return wrapped
+
+
+@mutant("gradient", "tied-parameters")
+class AveragesOverUses(DDPStrategy):
+    """Takes a block that is called twice in one pass for two blocks."""
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        for block in model.get_submodule("blocks").children():
+            block.register_forward_hook(lambda block, *_: uses.update({block: uses.get(block, 0) + 1}))
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        uses.clear()
+        accumulating: AbstractContextManager[object] = super().accumulate(run, last)
+        return accumulating
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        for block, times in uses.items():
+            for parameter in block.parameters():
+                parameter.grad = None if parameter.grad is None else parameter.grad / times
+        return defaults.step(run, clip)
+
+
+uses: dict[nn.Module, int] = {}
+
+
+@mutant("gradient", "dropout-repeats")
+class TrainsOtherwiseAfterAnEvaluation(DDPStrategy):
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if "prediction" in outputs:
+            run.module.register_buffer("evaluated", torch.ones(()), persistent=False)
+        return gather_rows(outputs)
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        return defaults.backward(run, loss * (2 if hasattr(run.module, "evaluated") else 1))
+
+
+@mutant("checkpoint", "round-trip", "model/seen is torch.float32|model/mask is torch.float32")
+class SavesEveryBufferAsFloats(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        state = defaults.save_checkpoint(run)
+        return {name: value.float() if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+@mutant("checkpoint", "into-single", "with sgd")
+class SavesTheMomentsOfAdam(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        state = defaults.save_checkpoint(run)
+        return {name: value for name, value in state.items() if not name.endswith("/momentum_buffer")}
+
+
+@mutant("evaluation", "without-optimizer")
+class LoadsNothingToEvaluate(DDPStrategy):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        return run.optimizer is None or defaults.load_checkpoint(run, state)
+
+
+@mutant("evaluation", "gather-unequal", "rows, order or dtype")
+class GathersThroughFloats(DDPStrategy):
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        joined = gather_rows({name: value.double() for name, value in outputs.items()})
+        return {name: value.to(outputs[name].dtype) for name, value in joined.items()}
+
+
+@mutant("evaluation", "sum-over-ranks")
+class AddsInSinglePrecision(DDPStrategy):
+    @hookimpl
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        total = values.float()
+        dist.all_reduce(total)
+        return total.double()
+
+
 def optimizer_of(run: Run) -> torch.optim.Optimizer:
     assert run.optimizer is not None  # the laws train
     return run.optimizer

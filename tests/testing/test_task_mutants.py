@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,3 +283,80 @@ def test_a_broken_task_is_found(case: str, measured: Any) -> None:
     finding = measured(MUTANTS[case], case)
     assert finding.held is False, str(finding)
     assert finding.error is None or finding.error > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOfItsRank(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        return dataclasses.replace(super().prepare(config), train=RandomRows(50, seed=int(os.environ.get("RANK", "0"))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmsUpByACounter(Sound):
+    calls: ClassVar[list[int]] = []
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        self.calls.append(1)
+        return super().loss(model, batch) * (1 + len(self.calls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LooksAsideOnceItIsTrained(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model = super().build_model(config, data)
+        model.register_parameter("aside", nn.Parameter(torch.zeros(1)))
+        return model
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs, aside = super().outputs(model, batch), model.get_parameter("aside")
+        return outputs | {"loss": outputs["loss"] + aside * outputs["loss"].mean()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesManyRows(Sound):
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) * (1 if len(batch["labels"]) <= 8 else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "case"),
+    [
+        (RowsOfItsRank, "same-rows-again"),
+        (WarmsUpByACounter, "loss-is-a-sum"),
+        (MixesManyRows, "loss-is-a-sum"),
+        (LooksAsideOnceItIsTrained, "rows-alone"),
+    ],
+)
+def test_what_shows_on_another_rank_later_or_in_a_larger_batch_is_found(
+    task: type[Any], case: str, measured: Any
+) -> None:
+    finding = measured(task, case)
+    assert finding.held is False, str(finding)
+
+
+class FrozenStatistics(nn.Module):
+    """A model whose batch normalization stays in evaluation mode."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.normalize = inner, nn.BatchNorm1d(4).requires_grad_(False)
+
+    def train(self, mode: bool = True) -> FrozenStatistics:
+        super().train(mode)
+        self.normalize.eval()
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.normalize(self.inner(tokens))
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsStatistics(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return FrozenStatistics(super().build_model(config, data))
+
+
+@pytest.mark.parametrize("case", ["loss-is-a-sum", "through-the-model", "rows-alone", "evaluation-changes-nothing"])
+def test_batch_normalization_that_stays_in_evaluation_mode_is_no_fault(case: str, measured: Any) -> None:
+    assert measured(KeepsStatistics, case).held, str(measured(KeepsStatistics, case))

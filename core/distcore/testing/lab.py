@@ -84,10 +84,11 @@ class Job:
     folder: Path
     """Where this job alone saves checkpoints."""
 
-    def train(self, number: int, progress: Progress | None = None) -> Trained:
+    def train(self, number: int, progress: Progress | None = None, interrupted: bool = False) -> Trained:
         """Train for ``number`` optimizer steps from ``progress`` on (default: from the start), then save.
 
-        Fewer steps if the run ends before. Every rank calls. Raises AgreementError if ranks train on the wrong rows.
+        ``interrupted``: also evaluate and save after half of them. Fewer steps if the run ends before. Every rank
+        calls. Raises AgreementError if ranks train on the wrong rows.
         """
         done = progress or Progress()
         losses, norms, rates = [], [], []
@@ -96,6 +97,9 @@ class Job:
             losses.append(self._mean(loss))
             norms.append(float("nan") if result.grad_norm is None else float(result.grad_norm))
             rates.append(self._rate())
+            if interrupted and len(losses) == number // 2:
+                self.evaluate()
+                self.save(done)
         path = self.save(done)
         return Trained(progress=done, losses=losses, norms=norms, rates=rates, state=checkpoint.read_tensors(path))
 

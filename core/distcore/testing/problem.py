@@ -76,14 +76,22 @@ class Classifier(nn.Module):
     }
     """How strategies that split layers over ranks split these, in the words of transformers' plans."""
 
-    def __init__(self, dropout: float = 0.0, tied: bool = False, unused: bool = False, blocks: int = 2) -> None:
+    def __init__(
+        self,
+        dropout: float = 0.0,
+        tied: bool = False,
+        unused: bool = False,
+        blocks: int = 2,
+        repeated: bool = False,
+    ) -> None:
         """Initialize the weights from torch's random state.
 
         ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``: add a trainable layer
-        that ``forward`` does not call. ``blocks`` is their number.
+        that ``forward`` does not call. ``blocks`` is their number. ``repeated``: ``forward`` calls all of them twice.
         """
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
+        self.passes = 2 if repeated else 1
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.head = nn.Linear(WIDTH, VOCABULARY if tied else CLASSES)
@@ -97,8 +105,9 @@ class Classifier(nn.Module):
         """Return logits, shape ``(n, CLASSES)``, for token ids, int64, shape ``(n, length)``, in which 0 is padding."""
         mask = (tokens != 0).unsqueeze(-1)
         hidden = (self.embedding(tokens) * mask).sum(1) / mask.sum(1)
-        for block in self.blocks:
-            hidden = block(hidden)
+        for _ in range(self.passes):
+            for block in self.blocks:
+                hidden = block(hidden)
         logits: Tensor = self.head(hidden + self.frozen(hidden)) * self.scale
         return logits[:, :CLASSES]  # a tied head returns a logit for each token id: the first ones are the classes
 
@@ -142,6 +151,8 @@ class Problem:
     """True if the model has a trainable layer that no forward pass calls."""
     blocks: int = 2
     """Number of the model's blocks."""
+    repeated: bool = False
+    """True if a forward pass calls each block twice."""
     weighted: bool = False
     """True if training rows count as 1 to 3 items in the mean loss; otherwise each counts as 1."""
 
@@ -152,7 +163,7 @@ class Problem:
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an untrained ``Classifier`` in fp32 on torch's default device."""
-        return Classifier(self.dropout, self.tied, self.unused, self.blocks)
+        return Classifier(self.dropout, self.tied, self.unused, self.blocks, self.repeated)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
         """Return ``None``: the weights are random."""

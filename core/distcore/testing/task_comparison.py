@@ -18,10 +18,9 @@ class Launcher(nn.Module):
         super().__init__()
         self.calls = 0
         self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
-        tensors = dict(inner.named_parameters()) | dict(inner.named_buffers())  # of tied ones the first name
-        self._copies = {
-            name: value.detach().clone().requires_grad_(value.is_floating_point()) for name, value in tensors.items()
-        }
+        self._copies = {name: value.detach().clone() for name, value in inner.named_buffers()}
+        for name, value in inner.named_parameters():  # of tied ones the first name
+            self._copies[name] = value.detach().clone().requires_grad_(value.is_floating_point())
 
     def gradient(self, name: str) -> Tensor | None:
         """Return the gradient of a parameter's copy."""

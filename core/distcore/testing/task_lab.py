@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from distcore.plugin.task.task import Batch, Dataset, Datasets
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 
-ROWS = 6
+ROWS = 9
 """Rows of a batch that is compared with its rows one by one."""
 
 
@@ -50,6 +51,14 @@ class TaskLab:
         """Return a new model, from the seed of the config, without dropout and in the mode for training."""
         torch.manual_seed(self.config.seed)
         return disable_dropout(self.task.build_model(self.config, self.data)).train()
+
+    def build_moved(self) -> nn.Module:
+        """Return a model whose weights have left their first values, as after training: zeros can hide an influence."""
+        model = self.build()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.02 * torch.randn_like(parameter)
+        return model
 
     def rows(self, dataset: Dataset) -> np.ndarray:
         """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
@@ -141,6 +150,18 @@ def disable_dropout(model: nn.Module) -> nn.Module:
             if is_probability and isinstance(value, float):
                 setattr(module, name, 0.0)
     return model
+
+
+@contextmanager
+def on_another_rank() -> Iterator[None]:
+    """Inside, the environment is that of rank 1 of 2; afterwards it is as before."""
+    before = dict(os.environ)
+    os.environ |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
 
 @contextmanager

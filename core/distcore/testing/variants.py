@@ -21,6 +21,12 @@ from distcore.testing.problem import CLASSES, Problem, RandomRows
 
 TERM = "size"
 """Name of the additional term."""
+COUNTS = {
+    "seen": torch.tensor(2**40 + 1),
+    "rounded": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "mask": torch.tensor([True, False]),
+}
+"""Values of the additional buffers, as a training could leave them."""
 
 
 class CountedRows(RandomRows):
@@ -58,6 +64,18 @@ class TwoTerms(Problem):
         total: Tensor = loss / int(dataset.items[rows].sum())
         other: Tensor = terms[TERM] / int(counts_of(dataset)[TERM][rows].sum())
         return total + other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(Problem):
+    """Its model has buffers of other dtypes, such as a count of batches that no smaller dtype holds."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with these buffers."""
+        model = super().build_model(config, data)
+        for name, value in COUNTS.items():
+            model.register_buffer(name, torch.zeros_like(value))
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,10 +15,11 @@ from distcore.testing.laws.gradient import distance
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
 from distcore.testing.register import law
-from distcore.testing.variants import Referenced
+from distcore.testing.variants import COUNTS, Counts, Referenced
 
 STEPS, HALF = 10, 5
 """Optimizer steps of a run, and those before its checkpoint."""
+SGD: dict[str, Any] = {"optimizer": {"name": "sgd", "momentum": 0.9}}
 LINEAR = {"name": "linear", "warmup_steps": 2}
 
 
@@ -42,13 +44,17 @@ def frozen_not_saved(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def round_trip(lab: Lab) -> Measured:
-    """Tensors that are loaded and saved again, buffers among them, are the same bit for bit."""
-    problem = _problem(lab)
+    """Tensors that are loaded and saved again, buffers of any dtype among them, are the same bit for bit."""
+    problem = Counts(tied=_problem(lab).tied)
     trained = lab.job(problem).train(3)
-    state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
+    buffers = {"scale": torch.tensor(2.0)} | COUNTS
+    state = checkpoint.Tensors(trained.state | {f"model/{name}": value for name, value in buffers.items()})
     fresh = lab.job(problem)
     lab.hooks.load_checkpoint(fresh.run, state, trained.progress)
-    error, where = apart(checkpoint.read_tensors(fresh.save(trained.progress)), state)
+    again = checkpoint.read_tensors(fresh.save(trained.progress))
+    error, where = apart(again, state)
+    if other := sorted(name for name, value in state.items() if name in again and again[name].dtype != value.dtype):
+        error, where = float("inf"), f"{other[0]} is {again[other[0]].dtype}"
     return Measured(error=error, bound=EXACT, note=f"{len(state)} tensors, worst {where}")
 
 
@@ -67,11 +73,17 @@ def loads_into_every_rank(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def into_single(lab: Lab) -> Measured:
-    """A run saved under the strategy and continued in one process equals a run in one process."""
+    """A run saved under the strategy and continued in one process equals a run in one process, also with sgd."""
     problem = _problem(lab)
     first = lab.job(problem, schedule=LINEAR)
     path = first.save(first.train(HALF).progress)
-    return _continue(lab.build_alone(problem, schedule=LINEAR), path)
+    measured = _continue(lab.build_alone(problem, schedule=LINEAR), path)
+    if not lab.hooks.capabilities.takes_optimizer("sgd", elementwise=True):
+        return measured
+    first, alone, whole = lab.job(problem, **SGD), lab.build_alone(problem, **SGD), lab.build_alone(problem, **SGD)
+    progress, _ = checkpoint.load(alone.run, alone.hooks, first.save(first.train(HALF).progress))
+    other, _ = apart(alone.train(STEPS - HALF, progress).state, whole.train(STEPS).state)
+    return replace(measured, error=max(measured.error, other), note=f"{measured.note}; with sgd {other:.1e}")
 
 
 @law("checkpoint")

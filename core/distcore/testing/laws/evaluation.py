@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distcore import checkpoint
 from distcore.errors import AgreementError
@@ -14,7 +14,7 @@ from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, FORWARD, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem, RandomRows
-from distcore.testing.reference import build_untrained
+from distcore.testing.reference import build_untrained, solve
 from distcore.testing.register import law
 
 MICRO = 2
@@ -36,8 +36,9 @@ def every_size(lab: Lab) -> Measured:
 
 @law("evaluation")
 def without_optimizer(lab: Lab) -> Measured:
-    """Evaluation equals a plain forward pass also without an optimizer, as in ``distcore eval``."""
+    """Evaluation of loaded weights, also without an optimizer as in ``distcore eval``, is that of a plain pass."""
     job = lab.job(Problem())
+    solution = solve(job.task, job.run.config, 3)
     module = build_untrained(job.task, job.run.config, job.data)
     wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module, strategy_state=None), module, None)
     if wrapped.optimizer is not None:
@@ -45,7 +46,9 @@ def without_optimizer(lab: Lab) -> Measured:
     run = replace(
         job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None, strategy_state=wrapped.state
     )
-    return Measured(error=_error(replace(job, run=run), 2 * lab.world.size + 1), bound=FORWARD, note="")
+    lab.hooks.load_checkpoint(run, checkpoint.Tensors(solution.state), Progress(step=3))
+    error = _error(replace(job, run=run), 2 * lab.world.size + 1, solution.module)
+    return Measured(error=error, bound=FORWARD, note="")
 
 
 @law("evaluation")
@@ -72,24 +75,29 @@ def gather_unequal(lab: Lab) -> Measured:
     ranks = range(lab.world.size)
     lengths = ([2 * rank for rank in ranks], [3 * (lab.world.size - 1 - rank) for rank in ranks], [0 for _ in ranks])
     wrong = sum(_wrongly_joined(job, [*length]) for length in lengths)
-    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of 15 tensors differ in rows, order or dtype")
+    return Measured(
+        error=wrong, bound=EXACT, note=f"{wrong} of {3 * len(_samples(1))} tensors differ in rows, order or dtype"
+    )
 
 
 @law("evaluation")
 def sum_over_ranks(lab: Lab) -> Measured:
     """``reduce_loss`` returns the sum over ranks on every rank and does not change its argument."""
     job = lab.job(Problem())
-    mine = torch.tensor([1.0 + lab.world.rank, 0.25], dtype=torch.float64, device=lab.world.device)
+    mine = torch.tensor([1.0 + lab.world.rank, 0.25 + 2**-40], dtype=torch.float64, device=lab.world.device)
     total = lab.hooks.reduce_loss(job.run, mine)
     size = lab.world.size
-    expected = torch.tensor([size * (size + 1) / 2, size / 4], dtype=torch.float64)
+    expected = torch.tensor([size * (size + 1) / 2, size * (0.25 + 2**-40)], dtype=torch.float64)
     changed = float(mine[0]) != 1.0 + lab.world.rank
     error = float((total.cpu() - expected).abs().max()) + changed
     return Measured(error=error, bound=EXACT, note=f"returned {total.tolist()}, expected {expected.tolist()}")
 
 
-def _error(job: Job, size: int) -> float:
-    """Return the largest difference from a plain forward pass; infinite if rows are lost, doubled or out of order."""
+def _error(job: Job, size: int, module: nn.Module | None = None) -> float:
+    """Return the largest difference from a plain pass of ``module``, by default an untrained model.
+
+    It is infinite if rows are lost, doubled or out of order.
+    """
     dataset = RandomRows(size, seed=2)
     job = replace(job, data=replace(job.data, evaluation=dataset))
     try:
@@ -98,16 +106,15 @@ def _error(job: Job, size: int) -> float:
         raise AgreementError(f"with {size} rows: {error}") from error
     if size == 0:
         return 0.0 if evaluation.evaluated == 0 else float("inf")
-    expected = _plain(job, dataset)
+    expected = _plain(job, dataset, module or build_untrained(job.task, job.run.config, job.data))
     if evaluation.outputs["label"].tolist() != expected["label"].tolist():
         return float("inf")
     return float((evaluation.outputs["loss"] - expected["loss"]).abs().max())
 
 
 @torch.no_grad()
-def _plain(job: Job, dataset: RandomRows) -> dict[str, Tensor]:
-    module = build_untrained(job.task, job.run.config, job.data).eval()
-    return job.task.outputs(module, dataset.batch(np.arange(len(dataset))))
+def _plain(job: Job, dataset: RandomRows, module: nn.Module) -> dict[str, Tensor]:
+    return job.task.outputs(module.eval(), dataset.batch(np.arange(len(dataset))))
 
 
 def _wrongly_joined(job: Job, lengths: list[int]) -> int:
@@ -129,4 +136,8 @@ def _samples(rows: int) -> dict[str, Tensor]:
         "wide": torch.stack([numbers.double(), -numbers.double()], dim=1),
         "odd": numbers % 2 == 1,
         "small": numbers.to(torch.int32),
+        "byte": numbers.to(torch.uint8),
+        "large": numbers + 2**53 + 1,
+        "fp16": numbers.half() / 2,
+        "bf16": numbers.bfloat16() / 2,
     }
