@@ -57,7 +57,7 @@ class TaskLab:
         model = self.build()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += 0.02 * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
         return model
 
     def rows(self, dataset: Dataset) -> np.ndarray:
