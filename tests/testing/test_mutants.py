@@ -239,7 +239,7 @@ class AnswersNothing(DDPStrategy):
         defaults.step(run, clip)
 
 
-@mutant("checkpoint", "round-trip", "model/scale")
+@mutant("checkpoint", "round-trip", "worst model/(mask|seen|rounded)")
 class LeavesBuffersStale(DDPStrategy):
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
