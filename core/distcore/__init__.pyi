@@ -82,6 +82,7 @@ from distcore.plugin.task.frozen import Initial as Initial
 from distcore.plugin.task.phases import Phase as Phase
 from distcore.plugin.task.ragged import Ragged as Ragged
 from distcore.plugin.task.simple import Simple as Simple
+from distcore.plugin.task.step import Step as Step
 from distcore.plugin.task.task import Batch as Batch
 from distcore.plugin.task.task import Dataset as Dataset
 from distcore.plugin.task.task import Datasets as Datasets

@@ -228,7 +228,7 @@ def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
 
 def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, distcore.Report]) -> None:
     # In place of the loss; with the first the mean loss would do for a report.
-    others = ("row_loss", "phases", *WHOLE_BATCH)
+    others = ("row_loss", "phases", "train_step", *WHOLE_BATCH)
     names = [name for name in TASK_METHODS if name not in others]
     task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"
@@ -247,7 +247,11 @@ PADDED = {*PADDING_FREE, "skipped_fraction", "select_logits"}
 
 @pytest.mark.parametrize(
     "others",
-    [{"phases", *FROZEN, *WHOLE_BATCH}, {"loss", "phases", *PADDED}, {"loss", *WHOLE_BATCH, *PADDED}],
+    [
+        {"phases", "train_step", *FROZEN, *WHOLE_BATCH},
+        {"loss", "phases", "train_step", *PADDED},
+        {"loss", "train_step", *WHOLE_BATCH, *PADDED},
+    ],
     ids=["a sum over rows", "more models", "phases"],
 )
 def test_the_page_has_the_order_of_the_calls(others: set[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import Datasets, Phase, Ragged, RunConfig, registry
+from distcore import Datasets, Phase, Ragged, RunConfig, Step, registry
 from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.register import task_cases
 from distcore.testing.runner import check_task
@@ -119,6 +119,49 @@ class TrainsAPartThatNoLossReads(SoundPhases):
     def of_the_head(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         logits: Tensor = model(batch["tokens"])
         return logits.detach().square().sum() + 0 * self.loss(model, batch).detach().requires_grad_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundSteps(Problem):
+    """The same for a task that makes its own steps."""
+
+    def train_step(self, step: Step) -> Tensor:
+        loss = step.gradients()
+        step.apply()
+        return loss
+
+
+@breaks("own-steps-are-cut-anywhere")
+class StepsByMicroBatch(SoundSteps):
+    def train_step(self, step: Step) -> Tensor:
+        losses = []
+        for number in step.micro_batches:
+            losses.append(step.backward(step.forward(number)))
+            step.apply()
+        return torch.stack(losses).sum()
+
+
+@breaks("own-steps-continue")
+class CountsOnItself(SoundSteps):
+    def train_step(self, step: Step) -> Tensor:
+        vars(self)["count"] = vars(self).get("count", 0) + 1
+        loss = step.gradients()
+        for parameter in step.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad *= vars(self)["count"]
+        step.apply()
+        return loss
+
+
+@breaks("own-steps-repeat")
+class AddsNoiseAtRandom(SoundSteps):
+    def train_step(self, step: Step) -> Tensor:
+        loss = step.gradients()
+        for parameter in step.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad *= 1 + random.random()
+        step.apply()
+        return loss
 
 
 @breaks("terms-count")
@@ -245,7 +288,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("case", task_cases())
 def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
-    task = {"embeds-rows-alone": SoundWholeBatch, "phases-reach-theirs": SoundPhases}.get(case, Sound)
+    others = {"embeds-rows-alone": SoundWholeBatch, "phases-reach-theirs": SoundPhases}
+    task = SoundSteps if case.startswith("own-steps") else others.get(case, Sound)
     assert measured(task, case).held, str(measured(task, case))
 
 

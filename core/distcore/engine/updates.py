@@ -1,13 +1,15 @@
-"""Steps with several updates of the weights: by one loss after the other, in phases."""
+"""Steps of another kind than the loop's: by one loss after the other, in phases, or made by the task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from distcore.distributed.dtensors import reshard
+from distcore.engine.own_step import own_step
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks, Passes
 from distcore.plugin.task.bound import BoundTask, Loss
@@ -21,7 +23,9 @@ Update = Callable[[list[tuple[MicroBatch, Batch]], WithLoss], tuple[Tensor, Step
 
 
 def update_of(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update | None:
-    """Return the updates of a task with several in a step, otherwise ``None``; ``passes`` runs the micro-batches."""
+    """Return the task's own kind of step; ``None`` if it is the loop's. ``passes`` runs the micro-batches once."""
+    if task.has("train_step"):
+        return partial(own_step, run, hooks, task)
     return _in_phases(run, hooks, task, passes) if task.has("phases") else None
 
 

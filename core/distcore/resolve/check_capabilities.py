@@ -48,6 +48,13 @@ def check_task(config: RunConfig, declared: Capabilities, task: BoundTask, train
             f"task = {config.task!r}: has {has}, {who} calls the model in a pipeline only; "
             f"{names_that(lambda other: other.calls_any_time)} could, with their default options"
         )
+    if training and task.has("train_step") and not declared.own_steps:
+        raise ConfigError(
+            f"task = {config.task!r}: makes its own steps, {who} has no gradients between backward and step; "
+            f"{names_that(lambda other: other.own_steps)} could, with their default options"
+        )
+    if training and task.has("train_step") and config.precision == "fp16":
+        raise ConfigError(f"task = {config.task!r}: makes its own steps, whose gradients fp16 scales; use bf16 or fp32")
     if training and task.has("phases") and not declared.phases:
         why = declared.why_not_phases or "a step may change parameters of another phase"
         raise ConfigError(

@@ -23,6 +23,7 @@ class SingleStrategy:
         processes="one",
         other_optimizers="all",
         phases=True,
+        own_steps=True,
         ema=True,
         compiles=frozenset({"on", "regions"}),
         collectives_per_step=0,

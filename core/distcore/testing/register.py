@@ -63,6 +63,7 @@ def all_cases() -> Mapping[str, Case]:
 def task_cases() -> Mapping[str, Case]:
     """Return every case of a task by name, in the order of the laws."""
     import_module("distcore.testing.task_laws")
+    import_module("distcore.testing.step_laws")
     return _in_order(TASK_CASES)
 
 

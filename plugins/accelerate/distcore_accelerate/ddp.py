@@ -47,6 +47,7 @@ class Replicated(Backend):
             other_optimizers="all",
             phases=find_unused,
             why_not_phases=NEEDS_FIND_UNUSED,
+            own_steps=True,
             ema=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if find_unused else 2,

@@ -83,6 +83,7 @@ class Sharded(Backend):
             other_optimizers="elementwise",
             shards_parameters=True,
             phases=True,
+            own_steps=True,
             ema=True,
             compiles=frozenset({"regions"}),
             forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass

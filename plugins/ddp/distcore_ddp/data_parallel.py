@@ -32,6 +32,7 @@ class DataParallelStrategy:
         devices=frozenset({"cpu", "cuda"}),
         other_optimizers="all",
         phases=True,
+        own_steps=True,
         ema=True,
         why_not_compiled="copies modules to other GPUs, but compiled code works on the first GPU only",
         collectives_per_step=0,

@@ -70,6 +70,7 @@ class DDPStrategy:
             other_optimizers="all",
             phases=self.find_unused,
             why_not_phases=NEEDS_FIND_UNUSED,
+            own_steps=not self.static_graph,
             ema=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,

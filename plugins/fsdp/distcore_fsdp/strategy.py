@@ -104,6 +104,7 @@ class FSDPStrategy:
         other_optimizers="elementwise",
         shards_parameters=True,
         phases=True,
+        own_steps=True,
         ema=True,
         compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
         forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters

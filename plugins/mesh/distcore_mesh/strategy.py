@@ -78,6 +78,7 @@ class MeshStrategy(MeshOptions):
             calls_any_time=self.pp == 1,
             phases=self.pp == 1,
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",
+            own_steps=self.tp * self.cp * self.pp == 1,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # as measured for fsdp

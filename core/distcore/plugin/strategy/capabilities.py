@@ -60,6 +60,11 @@ class Capabilities:
     """
     why_not_phases: str = ""
     """Why ``phases`` is false, for the line that refuses such a task: ``needs strategy_options.find_unused=true``."""
+    own_steps: bool = False
+    """True if a task may make a step itself: several passes, and parameters that it moves between them.
+
+    After the last backward pass ``grad`` of each parameter must be that of the global batch, whole or a DTensor.
+    """
     forward_cost: float = 1.0
     """The overhead of one extra micro-batch, as a multiple of its overhead in one process.
 

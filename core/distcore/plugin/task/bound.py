@@ -25,6 +25,7 @@ from distcore.plugin.task.outputs import Collected, checked_losses, checked_metr
 from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.spec import TaskSpec
+from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Direction, FileRows, Losses, OnResume, Outputs, Task
 from distcore.plugin.task.task import declared_metrics as metrics_of
 
@@ -113,6 +114,9 @@ class BoundTask:
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the datasets; raises TaskError if the task lacks a method or a dataset is only an iterator."""
         _ = self.loss
+        if self.has("train_step") and (self.has("phases") or self.whole_batch):
+            other = "phases" if self.has("phases") else "batch_loss"
+            raise TaskError(f"task {self.name}: has both train_step() and {other}(); make the steps in one of them")
         self._check_evaluates()
         data = self.task.prepare(config)
         if not isinstance(data, Datasets):
@@ -166,6 +170,10 @@ class BoundTask:
     def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
         each = [terms(loss(model, batch)) for loss in self.losses_of_phases(_unlogged).values()]
         return sum((loss for loss, _ in each), torch.zeros(())), {k: v for _, more in each for k, v in more.items()}
+
+    def train_step(self, step: Step) -> object:
+        """Have the task make a step."""
+        return self._own["train_step"](step)
 
     # Padding-free computation
 

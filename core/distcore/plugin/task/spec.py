@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distcore.plugin.task.frozen import FrozenModel, Initial
     from distcore.plugin.task.phases import Phase
     from distcore.plugin.task.ragged import Ragged
+    from distcore.plugin.task.step import Step
     from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Losses, Outputs
 
 
@@ -220,6 +221,21 @@ class TaskSpec:
             def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
                 logits = model(batch["tokens"])  # (n, classes)
                 return F.cross_entropy(logits, batch["labels"], reduction="sum")
+        """
+        raise NotImplementedError
+
+    def train_step(self, step: Step) -> Tensor:
+        """Make one optimizer step by the handle ``step``; return this rank's share of the loss, to be logged.
+
+        For steps of several passes, or with changed gradients. It must call ``step.apply()`` and be the same on every
+        rank; what it keeps between steps belongs into ``step.state``. Schedule and average step once.
+
+        Example::
+
+            def train_step(self, step: Step) -> Tensor:
+                loss = step.gradients()
+                step.apply()
+                return loss
         """
         raise NotImplementedError
 

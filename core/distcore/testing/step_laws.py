@@ -1,0 +1,83 @@
+"""The laws for tasks that make their own steps: which of them still hold is measured in short runs of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any
+
+import torch
+
+from distcore import checkpoint
+from distcore.checkpoint import Tensors
+from distcore.config import with_changes
+from distcore.engine.loop import steps
+from distcore.engine.trainer import build_run
+from distcore.plugin.strategy.contract import Progress, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.resolve import tasks
+from distcore.strategies.single import SingleStrategy
+from distcore.testing.findings import EXACT, FP32, Measured, Skip
+from distcore.testing.reference import apart
+from distcore.testing.register import task_law
+from distcore.testing.task_lab import FirstRows, TaskLab, change_random_state, disable_dropout
+
+ROWS, STEPS, CUT = 6, 6, 3
+"""Rows of a global batch, steps of a run, and the step at which a run is cut."""
+_numbers = count()
+
+
+@task_law("gradient")
+def own_steps_are_cut_anywhere(lab: TaskLab) -> Measured:
+    """A step that the task makes itself ends alike for every number of micro-batches."""
+    whole = _train(lab, micro_batch_size=ROWS)
+    worst, where = max(apart(_train(lab, micro_batch_size=size), whole) for size in (1, 4))
+    return Measured(error=worst, bound=FP32, note=f"worst tensor {where}")
+
+
+@task_law("resume")
+def own_steps_continue(lab: TaskLab) -> Measured:
+    """A run with steps that the task makes itself resumes bit for bit, with another task object."""
+    whole = _train(lab)
+    worst, where = apart(_train(lab, cut=True), whole)
+    return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
+
+
+@task_law("resume")
+def own_steps_repeat(lab: TaskLab) -> Measured:
+    """Two runs with steps that the task makes itself are equal bit for bit, whatever the random state before."""
+    with change_random_state(1):
+        first = _train(lab)
+    with change_random_state(2):
+        worst, where = apart(_train(lab), first)
+    return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
+
+
+def _train(lab: TaskLab, micro_batch_size: int = 2, cut: bool = False) -> Tensors:
+    """Return the tensors of a checkpoint after ``STEPS`` steps without dropout; if ``cut``, of two runs."""
+    if not lab.task.has("train_step"):
+        raise Skip("the core makes the steps")
+    changes: dict[str, Any] = {
+        "global_batch_size": ROWS,
+        "micro_batch_size": micro_batch_size,
+        "micro_batch_tokens": None,
+        "max_steps": STEPS,
+        "data_guard_steps": 0,
+        "dropout_masks": "rank",
+    }
+    if "eps" in lab.config.optimizer.options:
+        changes["optimizer.eps"] = 1e-2  # with a small one the first steps hardly depend on the gradient's scale
+    config = with_changes(lab.config, changes)
+    data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
+    hooks, world = Hooks("single", SingleStrategy()), World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    progress, path = Progress(), lab.folder
+    for end in (CUT, STEPS) if cut else (STEPS,):
+        task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
+        run = build_run(config, hooks, world, task, data)
+        disable_dropout(run.module)
+        if progress.step:
+            progress, _ = checkpoint.load(run, hooks, path)
+        for after, _, _ in islice(steps(run, hooks, task, data.train, progress), end - progress.step):
+            progress = after
+        path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
+    return checkpoint.read_tensors(path)
