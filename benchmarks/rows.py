@@ -133,6 +133,10 @@ class Job:
     def weights_folder(self, config: RunConfig) -> None:
         """Return ``None``: the model has random weights."""
 
+    def row_loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Fail: a step of this benchmark ends before its loss."""
+        raise NotImplementedError
+
 
 def training(rows: int, ranks: int, batch: int, counted: bool, guard: int = 0) -> Iterator[Any]:
     """Return the loop's steps as rank 0 of ``ranks``, ``batch`` rows each, one micro-batch per rank."""

@@ -54,7 +54,7 @@ def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(
     assert strategies(empty_environment, tmp_path) == {
         "ddp": f"distcore-ddp {distcore_ddp.__version__}",
         "dp": f"distcore-ddp {distcore_ddp.__version__}",
-        "single": f"distcore {distcore.__version__}",
+        "single": f"distcore-core {distcore.__version__}",
     }
 
 

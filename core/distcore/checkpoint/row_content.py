@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import time
@@ -60,13 +61,15 @@ class RowContent:
         """Read the remaining rows in a process of its own: a thread would share the dataset's open files."""
         if self._known is None and self._rows is not None:
             self._answer, sender = get_context("fork").Pipe(duplex=False)
-            get_context("fork").Process(target=self._serve, args=(sender,), daemon=True).start()
+            get_context("fork").Process(target=self._serve, args=(sender, os.getpid()), daemon=True).start()
             sender.close()
 
-    def _serve(self, sender: Connection) -> None:
+    def _serve(self, sender: Connection, parent: int) -> None:
+        gc.freeze()  # an inherited process group that is freed here would wait for threads that a fork does not copy
         os.nice(19)
         torch.set_num_threads(1)
-        self._read(float("inf"))
+        while self._known is None and os.getppid() == parent:  # a rank that was killed leaves no reader behind
+            self._read(time.monotonic() + 1)
         sender.send(self._known)
 
     def _read(self, deadline: float) -> None:
