@@ -11,10 +11,10 @@ import distcore
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "distcore"
-author = "the distcore authors"
+author = copyright = "the distcore authors"
 version = release = distcore.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "generated_reference", "front_page"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "generated_reference", "front_page", "whole_numbers"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",

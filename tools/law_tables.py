@@ -1,9 +1,9 @@
 """Measure the laws and write their tables: python tools/law_tables.py [--tables-only] [ddp fsdp …]
 
 What is measured goes into docs/laws.json, case by case; without names everything is measured, with ``--tables-only``
-nothing. The tables between ``<!-- laws -->`` and ``<!-- /laws -->`` are made from that file: docs/laws.md has a row per
-law and bound, a column per strategy and the names of the cases. A cell is the largest error of its cases. The README of
-a plugin names the measured settings and what is exempt; that of an example has a row per setting, too.
+nothing. What stands between ``<!-- laws -->`` and ``<!-- /laws -->`` is made from that file: docs/laws.md has a row per
+law and bound with a column per strategy, and the names of the cases of each row. A cell is the largest error of its
+cases. The README of a plugin names the measured settings and what is exempt; that of an example has a row per setting.
 """
 
 from __future__ import annotations
@@ -82,12 +82,15 @@ def _short(number: float) -> float:
 
 def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
     """Fold the cases of each law that share a bound into one row; a column is the worst of its settings."""
-    lines = [f"| law | bound | {' | '.join(columns)} | cases |", "|---|---|" + "---|" * len(columns) + "---|"]
-    for (law, bound), names in _folded(cases).items():
+    lines = [f"| law | bound | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    folded = _folded(cases)
+    for (law, bound), names in folded.items():
         cells = [
             _cell([setting["errors"][name] for setting in settings for name in names]) for settings in columns.values()
         ]
-        lines.append(f"| {LAWS[law]} {law} | {_bound(names, bound)} | {' | '.join(cells)} | {', '.join(names)} |")
+        lines.append(f"| {LAWS[law]} {law} | {_bound(names, bound)} | {' | '.join(cells)} |")
+    lines += ["", "The cases of each row:", ""]
+    lines += [f"- {law}, {_bound(names, bound)}: {', '.join(names)}" for (law, bound), names in folded.items()]
     return "\n".join(lines) + "\n"
 
 
