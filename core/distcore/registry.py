@@ -38,7 +38,7 @@ ELSEWHERE = {
     "extensions": dict.fromkeys(("profile", "stopwatch"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
-    "optimizers": dict.fromkeys(("adafactor", "lion", "muon"), "optimizers"),
+    "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
 }
 """By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"

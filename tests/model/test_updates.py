@@ -52,8 +52,8 @@ class Held(nn.Module):
 def test_an_optimizer_is_elementwise_if_and_only_if_it_says_so(name: str) -> None:
     """Steps of two whole matrices against steps of their flattened elements, joined and cut elsewhere."""
     torch.manual_seed(0)
-    whole = Matrices(*(torch.randn(4, 6) for _ in range(2)))
-    gradients = [[torch.randn(4, 6) * 10.0**scale for scale in (0, 1)] for _ in range(3)]
+    whole = Matrices(*(torch.randn(4, 96) for _ in range(2)))
+    gradients = [[torch.randn(4, 96) * 10.0**scale for scale in (0, 1)] for _ in range(3)]
     all_values: list[list[Tensor]] = [list(whole.parameters()), *gradients]
     flat = [torch.cat([value.reshape(-1) for value in values]) for values in all_values]
     cut = Matrices(*flat[0].detach().tensor_split([7]))

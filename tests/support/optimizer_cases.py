@@ -20,6 +20,7 @@ GROUPS: dict[str, Any] = {"groups": [{"match": "head", "lr_scale": 2.0}], "layer
 """Every optimizer is tried with rates of several sizes."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"eps": 1e-2, "weight_decay": 0.1},
+    "adamw8bit": {"eps": 1e-2, "weight_decay": 0.1},
     "adam": {"eps": 1e-2, "weight_decay": 0.1},
     "sgd": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
     "adafactor": {"weight_decay": 0.1},

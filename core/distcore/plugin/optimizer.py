@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 ParameterGroup = dict[str, Any]
@@ -27,4 +27,20 @@ class BuildsOptimizer(Protocol):
 
         Its state per parameter, in ``Optimizer.state``, must be tensors, so that checkpoints save it.
         """
+        ...
+
+
+@runtime_checkable
+class HasSavedState(Protocol):
+    """An optimizer of torch's kind whose state has another form in checkpoints, such as one of 8 bits.
+
+    Any rank may then save or load any part of it.
+    """
+
+    def saved_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return what a checkpoint holds for the parameter, by key; a tensor of its shape is sharded as it is."""
+        ...
+
+    def load_saved_state(self, parameter: Tensor, saved: dict[str, Tensor]) -> None:
+        """Take over what ``saved_state`` returned for the parameter; the tensors may be on the CPU."""
         ...

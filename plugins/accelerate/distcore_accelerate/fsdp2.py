@@ -79,7 +79,7 @@ class Sharded(Backend):
             spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16"}),
-            optimizers=frozenset({"adamw", "muon"}),
+            optimizers=frozenset({"adamw", "adamw8bit", "muon"}),
             other_optimizers="elementwise",
             shards_parameters=True,
             phases=True,

@@ -100,7 +100,7 @@ class FSDPStrategy:
 
     capabilities: ClassVar = Capabilities(
         spec_version=3,
-        optimizers=frozenset({"adamw", "muon"}),  # Muon gathers the matrices that it orthogonalizes
+        optimizers=frozenset({"adamw", "adamw8bit", "muon"}),  # they know rows, and gather matrices
         other_optimizers="elementwise",
         shards_parameters=True,
         phases=True,

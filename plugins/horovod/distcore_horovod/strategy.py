@@ -204,7 +204,13 @@ class HorovodStrategy:
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Load on every rank, then broadcast from the main rank. Horovod's own broadcast would step the optimizer."""
         defaults.load_checkpoint(run, state)
-        broadcast(defaults.model_state(run) | defaults.optimizer_state(run))
+        optimizer = run.optimizer.state if run.optimizer else {}
+        moments = {
+            f"optimizer/{name}/{key}": value
+            for name, parameter in run.module.named_parameters()
+            for key, value in optimizer.get(parameter, {}).items()
+        }
+        broadcast(defaults.model_state(run) | moments)
         return True
 
     @hookimpl

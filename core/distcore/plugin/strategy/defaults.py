@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from distcore.config import Clip
 from distcore.errors import CheckpointError
 from distcore.plugin.batching.sampling import BatchPlan, rank_sampler
+from distcore.plugin.optimizer import HasSavedState
 from distcore.plugin.strategy.contract import (
     ModelSource,
     OptimizerFactory,
@@ -159,16 +160,19 @@ def model_state(run: Run) -> dict[str, Tensor]:
 
 
 def optimizer_state(run: Run) -> dict[str, Tensor]:
-    """Return the tensors that the optimizer keeps for each parameter as ``optimizer/NAME/KEY``.
+    """Return the tensors that a checkpoint holds of the optimizer, for each parameter, as ``optimizer/NAME/KEY``.
 
-    Empty before the first step, and where the run has no optimizer. The tensors are the optimizer's own, not copies.
+    Empty before the first step, and where the run has no optimizer. They are the optimizer's own, not copies, unless it
+    ``HasSavedState``.
     """
-    if run.optimizer is None:
+    optimizer = run.optimizer
+    if optimizer is None:
         return {}
+    of = optimizer.saved_state if isinstance(optimizer, HasSavedState) else lambda p: optimizer.state.get(p, {})
     return {
         f"optimizer/{name}/{key}": value
         for name, parameter in run.module.named_parameters()
-        for key, value in run.optimizer.state.get(parameter, {}).items()
+        for key, value in of(parameter).items()
         if isinstance(value, Tensor)
     }
 
@@ -213,12 +217,16 @@ def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) ->
     names = {parameter: name for name, parameter in run.module.named_parameters()}
     order = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     read = reader or (lambda _parameter, name, state: state[name])
-    tensors = {
-        index: {key: read(parameter, f"optimizer/{name}/{key}", state) for key in kept[name]}
+    tensors = (
+        (index, {key: read(parameter, f"optimizer/{name}/{key}", state) for key in kept[name]})
         for index, parameter in enumerate(order)
         if (name := names[parameter]) in kept
-    }
-    run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": tensors})
+    )
+    if isinstance(run.optimizer, HasSavedState):
+        for index, saved in tensors:  # one parameter's at a time
+            run.optimizer.load_saved_state(order[index], saved)
+    else:
+        run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": dict(tensors)})
 
 
 @hookimpl

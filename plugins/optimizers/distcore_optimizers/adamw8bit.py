@@ -1,0 +1,175 @@
+"""``adamw8bit``: AdamW whose moments take 2.1 bytes a parameter, alike at any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from distcore import ParameterGroup
+from distcore_optimizers.deferred import Deferred
+from distcore_optimizers.eight_bits import Encoded, Levels, is_encoded, root_levels, signed_levels, zeros
+
+AT_ONCE = 2**22
+"""Elements of a parameter that are stepped at once: only they have moments in fp32 then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW8bit:
+    """AdamW with 8 bits for each moment of a matrix: 2.1 bytes a parameter instead of 8.
+
+    Moments of vectors, and of matrices whose rows are shorter than 80, stay in fp32. Checkpoints hold AdamW's moments.
+    """
+
+    elementwise: ClassVar = False
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Part of a weight, per unit of learning rate, that each step takes away."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the running means of the gradient and of its square."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator of the step, against division by zero."""
+
+    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return EncodedAdamW([{"betas": self.betas, "eps": self.eps, "weight_decay": 0.0, **group} for group in groups])
+
+
+class EncodedAdamW(torch.optim.Optimizer):
+    """AdamW on plain tensors, and on DTensors whose rows are whole; its state is that of a rank's own rows.
+
+    The second moment is kept as its root, which has half the decades. The state of a matrix is ``step``, ``codes``,
+    ``scales``, ``root_codes`` and ``root_scales``, that of others ``step``, ``exp_avg`` and ``exp_avg_sq``.
+    """
+
+    def __init__(self, params: list[ParameterGroup]) -> None:
+        """Take groups that have all their settings."""
+        super().__init__(params, {})
+        self._signed, self._roots = cache(signed_levels), cache(root_levels)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take a step on the gradients that are there; ``closure`` is called first, as torch's optimizers do."""
+        loss = closure and torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(_own_rows(parameter), _own_rows(parameter.grad), self._state_of(parameter), group)
+        return loss
+
+    @torch.no_grad()
+    def saved_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return AdamW's state of the parameter, whose moments are decoded one at a time, when they are read."""
+        state = self.state.get(parameter)
+        if not state:
+            return {}
+        own = _own_rows(parameter)
+        moments = {key: state[key] for key in ("exp_avg", "exp_avg_sq") if key in state} or {
+            "exp_avg": Deferred(partial(self._decoded, state, ""), own.shape, own.device),
+            "exp_avg_sq": Deferred(lambda: self._decoded(state, "root_").square_(), own.shape, own.device),
+        }
+        return {"step": state["step"], **{key: _like(parameter, moment) for key, moment in moments.items()}}
+
+    @torch.no_grad()
+    def load_saved_state(self, parameter: Tensor, saved: dict[str, Tensor]) -> None:
+        """Take over AdamW's state of the parameter."""
+        self.state.pop(parameter, None)
+        state = self._state_of(parameter)
+        state["step"].copy_(saved["step"])
+        mean, square = (_own_rows(saved[key]) for key in ("exp_avg", "exp_avg_sq"))
+        if "codes" not in state:
+            state["exp_avg"].copy_(mean)
+            state["exp_avg_sq"].copy_(square)
+            return
+        for rows in _pieces(mean):
+            self._keep(state, rows, mean[rows].to(state["codes"].device))
+            # In double: torch's root in fp32 may be off by a digit, so that the scale would be another.
+            root = square[rows].to(state["codes"].device).double().sqrt_().float()
+            self._keep(state, rows, root, "root_")
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        own = _own_rows(parameter)
+        if state:
+            return state
+        state["step"] = torch.tensor(0.0)
+        if is_encoded(parameter.shape):
+            for kind in ("", "root_"):
+                state[f"{kind}codes"], state[f"{kind}scales"] = zeros(own.shape, own.device)
+        else:
+            state |= {key: torch.zeros_like(own, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")}
+        return state
+
+    def _step(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], group: ParameterGroup) -> None:
+        state["step"] += 1
+        update = partial(_update, group=group, count=state["step"].double())
+        if "codes" not in state:
+            update(weight, gradient.float(), state["exp_avg"], state["exp_avg_sq"])
+            return
+        for rows in _pieces(weight):
+            mean, square = self._held(state, rows), self._held(state, rows, "root_").square_()
+            root = update(weight[rows], gradient[rows].float(), mean, square)
+            self._keep(state, rows, mean)
+            self._keep(state, rows, root, "root_")
+
+    def _levels(self, kind: str, device: torch.device) -> Levels:
+        return (self._roots if kind else self._signed)(device)
+
+    def _held(self, state: dict[str, Tensor], rows: slice, kind: str = "") -> Tensor:
+        codes, scales = state[f"{kind}codes"][rows], state[f"{kind}scales"][rows]
+        return self._levels(kind, codes.device).decode(Encoded(codes, scales))
+
+    def _keep(self, state: dict[str, Tensor], rows: slice, values: Tensor, kind: str = "") -> None:
+        encoded = self._levels(kind, values.device).encode(values)
+        state[f"{kind}codes"][rows], state[f"{kind}scales"][rows] = encoded
+
+    def _decoded(self, state: dict[str, Tensor], kind: str) -> Tensor:
+        whole = torch.empty_like(state[f"{kind}codes"], dtype=torch.float32)
+        for rows in _pieces(whole):
+            whole[rows] = self._held(state, rows, kind)
+        return whole
+
+
+def _update(
+    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, group: ParameterGroup, count: Tensor
+) -> Tensor:
+    """Step ``weight`` and its moments in place, as AdamW does; return the root of the second moment."""
+    first, second = group["betas"]
+    mean.lerp_(gradient, 1 - first)
+    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    root = square.sqrt()
+    weight.mul_(1 - group["lr"] * group["weight_decay"])
+    rate, correction = group["lr"] / (1 - first**count), (1 - second**count).sqrt()
+    weight.sub_(mean / (root / correction).add_(group["eps"]) * rate)
+    return root
+
+
+def _pieces(tensor: Tensor) -> Iterator[slice]:
+    """Yield ranges of rows with about ``AT_ONCE`` elements."""
+    rows = max(1, AT_ONCE // max(1, tensor.shape[1:].numel()))
+    return (slice(start, start + rows) for start in range(0, len(tensor), rows))
+
+
+def _own_rows(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    if any(placement.is_shard() and not placement.is_shard(0) for placement in tensor.placements):
+        raise ValueError(f"a DTensor with placements {tensor.placements}: adamw8bit needs whole rows")
+    return tensor.to_local().detach()
+
+
+def _like(parameter: Tensor, own: Tensor) -> Tensor:
+    """Return this rank's part of a moment as a tensor that is sharded like its parameter."""
+    if not isinstance(parameter, DTensor):
+        return own
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(
+        own, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+    )
