@@ -206,7 +206,9 @@ def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_ele
     line = r"'own.py:Signs': strategy 'fsdp' takes .*: it steps parts .*, and 'own.py:Signs' declares elementwise = Fal"
     with pytest.raises(ConfigError, match=line):
         resolved("fsdp", name="own.py:Signs")
-    with pytest.raises(ConfigError, match=r"= 'adafactor': strategy 'fsdp' takes adam, adamw, lion, muon, sgd: it .*"):
+    with pytest.raises(
+        ConfigError, match=r"= 'adafactor': strategy 'fsdp' takes adam, adamw, adamw8bit, lion, muon, sgd: it .*"
+    ):
         resolved("fsdp", name="adafactor")
 
 

@@ -112,6 +112,7 @@ def test_a_matrix_has_state_of_2_1_bytes_a_parameter(shape: tuple[int, ...]) -> 
     module = nn.ParameterList([parameter])
     optimizer = AdamW8bit().build(module, groups_of(module))
     assert (footprint.optimizer_bytes(optimizer) - 4) / parameter.numel() <= 2.1
+    assert footprint.saved_bytes(optimizer) == 8 * parameter.numel() + 4
 
 
 def distances() -> tuple[float, float]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from distcore.plugin.optimizer import HasSavedState
 from distcore.plugin.strategy.contract import OptimizerFactory
 from distcore.plugin.strategy.memory import Memory
 
@@ -45,6 +46,15 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     with _Valueless():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
     return nbytes(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+
+
+def saved_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes that a checkpoint has of ``optimizer``, of parameters on the meta device, after a step."""
+    kept = optimizer_bytes(optimizer)
+    if not isinstance(optimizer, HasSavedState):
+        return kept
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return nbytes(value for parameter in parameters for value in optimizer.saved_state(parameter).values())
 
 
 def whole(meta_model: nn.Module, make_optimizer: OptimizerFactory) -> Memory:

@@ -218,5 +218,5 @@ def _checkpoint(config: RunConfig, meta_model: nn.Module) -> int:
     kept = footprint.trained(meta_model) if config.lora.rank is not None else list(meta_model.parameters())
     buffers = [value for value in meta_model.state_dict(keep_vars=True).values() if id(value) not in names]
     average = 0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(meta_model))
-    state = footprint.optimizer_bytes(optimizer_factory(config)(copy.deepcopy(meta_model)))
+    state = footprint.saved_bytes(optimizer_factory(config)(copy.deepcopy(meta_model)))
     return footprint.nbytes([*kept, *buffers]) + state + average
