@@ -207,6 +207,8 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
     owner = name if group == "strategies" and _is_plugin(name) else ELSEWHERE.get(group, {}).get(name)
     if owner is not None:
         how = f". Install it with: {how_to_install(f'distcore-{owner}')}"
+    if group == "tasks" and name.endswith(".py"):
+        how = f"; a task of a file names its class, too: --task {name}:CLASS"
     if group == "tasks" and not installed:
         how = f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task file.py:Class"
     return f"no {kind} named {name!r} (installed: {names}){how}"

@@ -72,7 +72,7 @@ def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert asked == [1]
-    assert capfd.readouterr().err == "\nstopping; Ctrl-C again ends at once\n"
+    assert capfd.readouterr().err == "\nstopping at the next log line; Ctrl-C again ends at once\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -103,7 +103,7 @@ def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.3)
     _, told = process.communicate(timeout=60)
-    assert "stopping; Ctrl-C again ends at once\n" in told
+    assert "stopping at the next log line; Ctrl-C again ends at once\n" in told
     if times == 2:
         assert (process.returncode, told.splitlines()[-1]) == (130, "interrupted")
         assert not Path("run/checkpoints/step-00000010").exists()

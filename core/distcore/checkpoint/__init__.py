@@ -101,7 +101,8 @@ def find(resume: str, out: Path) -> Path | None:
     if resume != "auto":
         path = Path(resume)
         if not (path / MANIFEST).is_file():
-            raise CheckpointError(f"resume = {resume!r}: no checkpoint there (a folder step-NNNNNNNN with {MANIFEST})")
+            wanted = "name a folder checkpoints/step-NNNNNNNN of a run, or use --out RUN --resume auto"
+            raise CheckpointError(f"resume = {resume!r}: no checkpoint there; {wanted}")
         return path
     newest = next(complete_checkpoints(folder), None)
     if newest is None and (every := checkpoints_in(folder)):

@@ -86,7 +86,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,epochs"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
         Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
-        Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
+        Flag("--eval-every", "STEPS", "0", "evaluate every STEPS optimizer steps, too, not only at epoch ends"),
         Flag("--patience", "N", "0", "evaluations without a better one after which a run ends; 0: never"),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
         Flag("--log-level", LEVELS, "info", "log level of rank 0"),

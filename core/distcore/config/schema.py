@@ -270,7 +270,9 @@ class RunConfig(_Tree):
         None, description="keys that may differ from those of the checkpoint that is resumed"
     )
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
-    eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
+    eval_every: int = Field(
+        0, ge=0, description="optimizer steps between evaluations, beside those at epoch ends; 0: none between"
+    )
     patience: int = Field(
         0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
     )

@@ -62,7 +62,7 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
     if to.exists() and not to.is_dir():
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
     if to.exists() and any(to.iterdir()):
-        raise CheckpointError(f"--to {to}: already exists and is not empty")
+        raise CheckpointError(f"--to {to}: already exists and is not empty; name another folder, or remove it")
     exporter = registry.load("exports", EXPORTER)
     checkpoint = Checkpoint(path)
     checkpoint.verify()

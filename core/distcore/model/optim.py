@@ -67,7 +67,8 @@ def load_optimizer(config: RunConfig) -> BuildsOptimizer:
     options = [option.name for option in options_of(cls)]
     if unknown := next((key for key in given if key not in options), None):
         keys = type(config.optimizer).model_fields
-        hint = "" if unknown in keys else nearest(unknown, [*options, *keys])
+        hint = " (the learning rate is --lr)" if unknown == "lr" else ""
+        hint = hint or ("" if unknown in keys else nearest(unknown, [*options, *keys]))
         listed = ", ".join(options) or "no options"
         raise ConfigError(f"unknown key 'optimizer.{unknown}'{hint}: {name} has {listed}")
     return build("optimizer", name, cls, given)

@@ -27,7 +27,8 @@ def world_size(config: RunConfig, declared: Capabilities, device: str, started: 
         size = asked
     if declared.processes == "one" and size > 1:
         others = names_that(lambda other: other.processes == "many")
-        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {others} can use several")
+        one = f"strategy {config.strategy!r} runs in one process"
+        raise ConfigError(f"nproc = {size}: {one}; name one of several with --strategy: {others}")
     if device != "cpu" and started is None and size > count_devices(device):
         here = f"torch sees {count_devices(device)} of kind {device!r} here"
         raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")

@@ -82,7 +82,9 @@ def handle_stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if says_so and os.getpid() == process:  # processes that load data have inherited this handler
-                os.write(2, b"\nstopping; Ctrl-C again ends at once\n")  # print() must not be called here
+                os.write(
+                    2, b"\nstopping at the next log line; Ctrl-C again ends at once\n"
+                )  # print() must not be called here
 
     signals = [signal.SIGTERM]
     if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

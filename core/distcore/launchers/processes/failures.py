@@ -97,7 +97,8 @@ def run_and_record(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure 
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
                 return None
-            traceback.print_exc(file=log)
+            if not isinstance(error, StoppedError):  # a clean stop is no failure to look into
+                traceback.print_exc(file=log)
             return _describe(error, rank)
 
 

@@ -95,8 +95,9 @@ class Simple:
         if "loss" in metrics:
             return metrics
         from distcore.plugin.task.bound import row_losses_alone  # with torch, which is slow to import
+        from distcore.plugin.task.outputs import checked_losses
 
-        return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
+        return {"loss": checked_losses(row_losses_alone(self.row_loss, model, batch)), **metrics}
 
     def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return the mean of each metric over the rows; ``None`` without rows."""

@@ -243,7 +243,8 @@ def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = _first_line(error)
         where = f"not built in ({known}), not a local folder, and not available from the hub"
-        raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
+        offline = "; check the network, or name a folder" if isinstance(error, OSError) else ""
+        raise ModelError(f"model {name!r}: {where}: {reason}{offline}{hint}") from None
     if folder is None:
         what = f"config, weights or {BESIDE[beside]}"
         raise ModelError(f"model {name!r}: its hub repository lacks {what} in a known format")

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kind not in KINDS:
         raise ConfigError(f"new {kind}: no such kind{nearest(kind, KINDS)} (kinds: {', '.join(KINDS)})")
     folder = write_package(kind, arguments.name, Path(arguments.into))
-    print(f"{folder}: pip install --editable {folder}, then python -m pytest {folder}")
+    print(f"wrote {folder}; next: pip install --editable {folder}, then python -m pytest {folder}")
     return 0
 
 
