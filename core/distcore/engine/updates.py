@@ -52,8 +52,6 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
             finally:
                 for parameter in others:
                     parameter.requires_grad_(True)
-            for parameter in idle(phase):
-                parameter.grad = None
             norms.append(hooks.step(run, run.config.clip).grad_norm)
             run.tally.muted = False
             run.log(phase, parts[-1], run.loss_multiplier / run.world.shards)
