@@ -31,11 +31,14 @@ from distcore.distributed.devices import backend_of, device_of
 from distcore.errors import StrategyError
 from distcore.plugin.strategy.contract import LOOPBACK, RankInfo, Run, World
 from distcore.plugin.strategy.state import SavedState, State
+from distcore.rank_environment.network import port_for_ranks
 
 OWN = "made by distcore"
 """Description of a default process group that distcore made."""
 LEFT = re.compile(r"closed by peer|reset by peer|Broken pipe", re.IGNORECASE)
 """Pattern of gloo's error message for a peer that has exited."""
+INSTEAD = "(MASTER_PORT=N in the environment of every rank)"
+"""Where another port is chosen for ranks that distcore did not start."""
 
 
 def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False) -> World:
@@ -55,14 +58,15 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
         if not _is_own():
             return _world_of_program(rank_info, device, backends)
         drop_leftover_group()
-    dist.init_process_group(
-        backends,
-        rank=rank_info.rank,
-        world_size=rank_info.size,
-        store=_store(rank_info),
-        timeout=timedelta(seconds=config.timeout),
-        device_id=device if of_its_own else None,
-    )
+    with port_for_ranks(os.environ.get("MASTER_PORT"), INSTEAD):
+        dist.init_process_group(
+            backends,
+            rank=rank_info.rank,
+            world_size=rank_info.size,
+            store=_store(rank_info),
+            timeout=timedelta(seconds=config.timeout),
+            device_id=device if of_its_own else None,
+        )
     assert dist.group.WORLD is not None  # it was made just now
     dist.group.WORLD._set_group_desc(OWN)
     return _world(rank_info, device)
@@ -114,7 +118,8 @@ def open_store(rank_info: RankInfo) -> Store:
 
     For backends that connect ranks without a process group. Reads MASTER_ADDR and MASTER_PORT from the environment.
     """
-    return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size))[0]
+    with port_for_ranks(os.environ.get("MASTER_PORT"), INSTEAD):
+        return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size))[0]
 
 
 def _store(rank_info: RankInfo) -> Store | None:

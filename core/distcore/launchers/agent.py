@@ -24,11 +24,11 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from distcore.errors import RankError
+from distcore.errors import ConfigError, RankError
 from distcore.launchers.planning import LIFELINE
 from distcore.launchers.processes.contexts import silence_torchelastic
 from distcore.launchers.processes.start_method import AGENT_VARIABLE
-from distcore.rank_environment.network import address_towards, is_here
+from distcore.rank_environment.network import address_towards, is_here, port_for_ranks
 
 LOOK = 5.0
 """Seconds between two looks at the machine where nodes meet, and that one may take."""
@@ -43,11 +43,15 @@ def main(argv: Sequence[str]) -> int:
         threading.Thread(target=_end_with_stdin, name="distcore-lifeline", daemon=True).start()
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     with silence_torchelastic():
-        arguments = _parse(words)
-        _watch(arguments)
-        config, command, command_arguments = config_from_args(arguments)
         try:
-            elastic_launch(config, command)(*command_arguments)
+            arguments = _parse(words)
+            _watch(arguments)
+            config, command, command_arguments = config_from_args(arguments)
+            with port_for_ranks(arguments.master_port, "(start the run again: each has a port of its own)"):
+                elastic_launch(config, command)(*command_arguments)
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             return _status(rank, failure.exitcode)
@@ -78,6 +82,9 @@ def _parse(words: list[str]) -> Namespace:
         # looks for a store that nobody announces to it.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         host, _, port = arguments.rdzv_endpoint.rpartition(":")
+        if arguments.nnodes == "1":  # no other agent can host it
+            with port_for_ranks(port, "(--launcher torchrun:HOST:PORT)"):
+                _bind(int(port))
         hosts_it = is_here(host) and _is_free(int(port))
         if not (hosts_it and _matches_machine_hostname(host)):  # else torch joins another agent here that was faster
             arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
@@ -114,13 +121,18 @@ def _end_without(host: str, port: int, patience: float) -> None:
 
 def _is_free(port: int) -> bool:
     """Return True unless another agent of this machine already hosts the meeting point."""
+    try:
+        _bind(port)
+    except OSError:
+        return False
+    return True
+
+
+def _bind(port: int) -> None:
+    """Raise OSError if a program of this machine listens on ``port``."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+        probe.bind(("", port))
 
 
 def _status(rank: int, code: int) -> int:

@@ -1,11 +1,13 @@
-"""The addresses and interfaces by which a machine reaches another one, and a check that names resolve."""
+"""The addresses and interfaces by which a machine reaches another one; checks that names resolve and ports are free."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
@@ -87,6 +89,30 @@ def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
     address = address_towards(rank_info.master_addr)
     if interface := interface_of(address) if address else None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+@contextmanager
+def port_for_ranks(port: int | str | None, instead: str) -> Iterator[None]:
+    """Turn the error of a port that another program listens on into a ConfigError; ``instead`` says what to choose."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's DistNetworkError is a RuntimeError
+        if getattr(error, "errno", None) == errno.EADDRINUSE or "EADDRINUSE" in str(error):
+            raise ConfigError(
+                f"port {port} is in use by {_listener(int(port or 0))}; choose another {instead}"
+            ) from None
+        raise
+
+
+def _listener(port: int) -> str:
+    """Return the name and number of the process that listens on ``port``, as far as the system tells them."""
+    import psutil
+
+    try:
+        pids = [one.pid for one in psutil.net_connections("tcp") if one.laddr and one.laddr.port == port and one.pid]
+        return f"{psutil.Process(pids[0]).name()} (process {pids[0]})"
+    except (psutil.Error, OSError, IndexError):  # of another user, or gone
+        return "another program"
 
 
 def _route_to(host: str) -> str | None:
