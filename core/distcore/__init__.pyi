@@ -4,8 +4,6 @@ from distcore.config import dump_config as dump_config
 from distcore.config import flatten as flatten
 from distcore.config import load_config as load_config
 from distcore.config import with_changes as with_changes
-from distcore.data.cache import cached_folder as cached_folder
-from distcore.data.per_epoch import row_random as row_random
 from distcore.distributed import dtensors as dtensors
 from distcore.distributed.collectives import gather_rows as gather_rows
 from distcore.distributed.collectives import sum_over_ranks as sum_over_ranks
@@ -79,6 +77,7 @@ from distcore.plugin.strategy.tally import Wish as Wish
 from distcore.plugin.task.frozen import INITIAL as INITIAL
 from distcore.plugin.task.frozen import FrozenModel as FrozenModel
 from distcore.plugin.task.frozen import Initial as Initial
+from distcore.plugin.task.per_epoch import row_random as row_random
 from distcore.plugin.task.phases import Phase as Phase
 from distcore.plugin.task.ragged import Ragged as Ragged
 from distcore.plugin.task.simple import Simple as Simple

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["is_held", "same_place", "strict_json", "write_atomically"]
+__all__ = ["is_held", "same_place", "strict_json", "unique_json", "write_atomically"]
 
 
 def strict_json(value: object, indent: int | None = None) -> str:

@@ -1,9 +1,9 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
-``.launchers``, ``.rank_environments``, ``.exports`` and ``.commands``; the user types the name of an entry point.
-``distcore.default_task`` has one entry point, the task of a config without a task. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
-only those names or distributions beside those of the core (empty: no others). ``-p no:NAME`` blocks a name or a
+``.launchers``, ``.rank_environments``, ``.exports``, ``.readers`` and ``.commands``; a user types the name of an entry
+point. ``distcore.default_task`` has one entry point, the task of a config without a task. ``DISTCORE_LOAD_PLUGINS=a,b``
+allows only those names or distributions beside those of the core (empty: no others). ``-p no:NAME`` blocks a name or a
 distribution. Both take effect before any import.
 """
 
@@ -13,8 +13,10 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Collection
 from functools import cache, lru_cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions
@@ -28,7 +30,7 @@ from distcore.errors import StrategyError, nearest, raised_at
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
     "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
-    "default_task": "default task", "exports": "exporter",
+    "default_task": "default task", "exports": "exporter", "readers": "reader of rows",
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
@@ -39,6 +41,7 @@ ELSEWHERE = {
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
+    "readers": {"files": "data"},
 }
 """By group: plugins that come with distcore in distributions of their own, to the end of the distribution's name."""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
@@ -228,5 +231,9 @@ def how_to_install(name: str) -> str:
     came = json.loads(Distribution.from_name(CORE).read_text("direct_url.json") or '{"url": ""}')["url"]
     place = Path(unquote(urlsplit(came).path)).parent if came.startswith("file:") else Path("dist")
     plugin = place / "plugins" / name.removeprefix("distcore-")
-    what = shlex.quote(str(plugin)) if plugin.is_dir() else f"--find-links {shlex.quote(str(place))} {name}"
-    return f"pip install {what}"
+    if not plugin.is_dir():
+        return f"pip install --find-links {shlex.quote(str(place))} {name}"
+    needs = " ".join(tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["dependencies"])
+    others = re.findall(r"\bdistcore-(?!core\b)(\w+)", needs)  # pip would look for them on its index
+    missing = [plugin.with_name(other) for other in others if importlib.util.find_spec(f"distcore_{other}") is None]
+    return "pip install " + " ".join(shlex.quote(str(folder)) for folder in (plugin, *missing))

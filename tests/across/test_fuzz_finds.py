@@ -22,8 +22,8 @@ from distcore.checkpoint.job_state import saved_judgement
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, STATE, checksum_line
 from distcore.cli.inspection import ls
 from distcore.config import dump_config
-from distcore.data.files import read_records
 from distcore.resolve.resolve import resolve
+from distcore_data.files import read_records
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
 from distcore_tasks.text_classification.rows import read_rows

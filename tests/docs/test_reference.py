@@ -19,12 +19,12 @@ from strategy_chain import is_offered
 
 import distcore
 import distcore.cli
-import distcore.data
 import distcore.files
 import distcore.jobs
 import distcore.launchers
 import distcore.tables
 import distcore.testing
+import distcore_data
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
@@ -67,7 +67,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     )
 
 
-ROOMS = (distcore, distcore.cli, distcore.data, distcore.files, distcore.jobs, distcore.launchers, distcore.tables)
+ROOMS = (distcore, distcore_data, distcore.cli, distcore.files, distcore.jobs, distcore.launchers, distcore.tables)
 PUBLIC = [(name, getattr(package, name)) for package in (*ROOMS, distcore.testing) for name in package.__all__]
 
 

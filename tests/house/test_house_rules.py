@@ -20,14 +20,14 @@ CORE = sorted((ROOT / "core").rglob("*.py"))
 PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" not in file.parts)
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))
 ROOMS = (
-    "config", "plugin", "rank_environment", "distributed", "strategies", "data", "launchers", "model", "checkpoint",
+    "config", "plugin", "rank_environment", "distributed", "strategies", "launchers", "model", "checkpoint",
     "resolve", "engine", "extensions", "jobs", "testing", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
 LOOSE = {"__init__", "__main__", "errors", "files", "lazy", "registry", "tables"}
 """Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
 PUBLIC_ROOMS = (
-    "distcore.cli", "distcore.data", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.tables",
+    "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.tables",
 )  # fmt: skip
 """Rooms and loose modules whose ``__all__`` is public, beside that of ``distcore`` itself."""
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
@@ -77,7 +77,7 @@ def test_an_import_of_a_room_above_is_seen_wherever_it_stands(tmp_path: Path) ->
         "if TYPE_CHECKING:\n    from distcore.engine import trainer\n"
         "def late():\n    import distcore.cli.main\n"
     )
-    assert [line.partition(":")[2] for line in upward(file, "data")] == [
+    assert [line.partition(":")[2] for line in upward(file, "model")] == [
         "4: distcore.engine.trainer", "6: distcore.cli.main",
     ]  # fmt: skip
 

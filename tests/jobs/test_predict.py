@@ -175,7 +175,7 @@ BAD = {
     "column": ('{"txt": "x"}\n', "lines.jsonl", "no column 'text' (did you mean 'txt'?) (found: txt); name it with "
         "--text-column NAME"),
     "text": (GOOD * 2000 + '{"text": 3, "id": 1}\n', "lines.jsonl", "row 2001: text is an integer (3)"),
-    "id": ('{"text": "x", "id": null}\n', "lines.jsonl", "row 1: id is missing (null), expected an integer or a"),
+    "id": ('{"text": "x", "id": null}\n', "lines.jsonl", "row 1: id is missing, expected an integer or a"),
     "suffix": (GOOD, "lines.json", "lines.json: expected a file that ends in .jsonl"),
     "there": (GOOD, "there.jsonl", "there.jsonl: is already there; name another file"),
     "no folder": (GOOD, "new.jsonl/lines.jsonl", "new.jsonl is not a folder that you may write to"),

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from data_cases import write
 
-from distcore.errors import DataError
+from distcore import registry
+from distcore.errors import DataError, StrategyError
 from distcore.jobs.prediction_rows import content, windows
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Dataset, Datasets, FileRows
@@ -42,6 +43,7 @@ def bound(task: Any) -> BoundTask:
     return BoundTask.of(task)
 
 
+@pytest.mark.needs("distcore-data")
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
 def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij"))
@@ -53,6 +55,7 @@ def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: 
     assert [text for window in found for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
 
 
+@pytest.mark.needs("distcore-data")
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) -> None:
     path, text, size = tmp_path / f"a{suffix}", "word " * 50, 20_000 * 250
@@ -71,12 +74,13 @@ def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) ->
     assert peak + allocated < size / 3
 
 
+@pytest.mark.needs("distcore-data")
 def test_a_column_names_the_rows_and_is_no_part_of_a_record(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", 2])
     [window] = windows(bound(ReadsTexts()), path, "key", 4)
     assert (window.records, window.ids) == ([("x", "a"), ("y", "b")], ["r1", 2])
     path = write(tmp_path / "b.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", True])
-    with pytest.raises(DataError, match=r"b.jsonl, row 2: id is a boolean \(True\), expected an integer or a string"):
+    with pytest.raises(DataError, match=r"b.jsonl, row 2: id is True, expected an integer or a string"):
         list(windows(bound(ReadsTexts()), path, "key", 4))
 
 
@@ -98,5 +102,22 @@ def test_a_folder_or_file_is_known_again_until_it_changes(tmp_path: Path) -> Non
     os.utime(image, (0, 0))
     assert content(tmp_path) != of_folder
     assert content(image) != of_file
+
+
+@pytest.mark.needs("distcore-data")
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing: no such file"):
         content(tmp_path / "missing")
+
+
+def test_without_a_reader_a_file_gets_one_line_and_a_task_opens_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "all_offers", lambda group: [])
+    path = write(tmp_path / "a.jsonl", text=["x"], label=["a"])
+    how = r"no reader of rows named 'files' \(installed: none\)\. Install it with: pip install .*data"
+    for read in (lambda: list(windows(bound(ReadsTexts()), path, None, 4)), lambda: content(tmp_path / "*.jsonl")):
+        with pytest.raises(StrategyError, match=how):
+            read()
+    assert [window.records for window in windows(bound(OpensFolder()), tmp_path, None, 2)] == [[("a.jsonl",)]]
+    assert content(tmp_path)

@@ -14,7 +14,7 @@ from first_line import after_first_line
 
 from distcore.registry import ELSEWHERE
 
-BESIDE = ("clusters", "migrate", "optimizers", "tasks", "workbench")
+BESIDE = ("clusters", "data", "migrate", "optimizers", "tasks", "workbench")
 """Those that ``distcore`` needs beside the core."""
 WITHOUT = ("transformers", "tokenizers", "datasets", "sklearn")
 """Packages that only tasks need."""
@@ -170,6 +170,17 @@ def test_the_line_that_an_error_names_installs_the_strategy(distributions: Path,
         [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
     )
     assert "fsdp" in run(python, tmp_path, "-m", "distcore", "strategies").stdout
+
+
+def test_the_line_that_installs_tasks_from_a_checkout_brings_what_they_require_of_ours(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "environment", ["./core"])
+    done = run(python, tmp_path, "-m", "distcore", "train", "--task", "text-classification", "--data", "rows.json")
+    line = shlex.split(done.stderr.partition("Install some with: pip ")[2].partition(";")[0])
+    assert line[0] == "install", done.stderr
+    subprocess.run(
+        [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
+    )
+    assert run(python, tmp_path, "-c", "import distcore_tasks.text_classification.task").returncode == 0
 
 
 @pytest.mark.ranks

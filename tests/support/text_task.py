@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from distcore import Datasets, Direction, RunConfig
-from distcore.data import read_records, source_digest
+from distcore import DataError, Datasets, Direction, RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,7 +80,7 @@ class Texts:
         return {"lr": 5e-4}
 
     def prepare(self, config: RunConfig) -> TextDatasets:
-        rows = _records(self.data)
+        rows, content = _records(self.data), hashlib.sha256(self.data.read_bytes()).hexdigest()
         kept = rows[::5] if self.eval_data is None else _records(self.eval_data)
         words = {word for text, _ in rows for word in text.split()}
         numbers = {word: LAST + 1 + number for number, word in enumerate(sorted(words))}
@@ -88,7 +89,7 @@ class Texts:
         def made(some: list[tuple[str, Any]]) -> TextRows:
             texts = [[numbers.get(word, UNKNOWN) for word in text.split()] for text, _ in some]
             cut = [[FIRST, *text[: self.max_seq_len - 2], LAST] for text in texts]
-            return TextRows(cut, [classes.index(label) for _, label in some], f"{source_digest(self.data)} {len(some)}")
+            return TextRows(cut, [classes.index(label) for _, label in some], f"{content} {len(some)}")
 
         evaluation = made(kept)
         return TextDatasets(
@@ -161,7 +162,13 @@ class WithoutMetaModel(Texts):
 
 
 def _records(file: Path) -> list[tuple[str, Any]]:
-    return [(str(text), label) for text, label in read_records(file, {"text": "text", "label": "label"})]
+    """Rows of a JSON list or of JSON lines, each an object or a pair."""
+    if not file.is_file():
+        raise DataError(f"data file {file}: no such file")
+    lines = filter(None, file.read_text().split("\n"))
+    rows = json.loads(file.read_text()) if file.suffix == ".json" else map(json.loads, lines)
+    pairs = ((row["text"], row["label"]) if isinstance(row, dict) else row for row in rows)
+    return [(str(text), label) for text, label in pairs]
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 from torch import Tensor, nn
 
-from distcore.data.per_epoch import in_epoch
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.distributed.devices import seed
 from distcore.engine.collation import check_collation
@@ -30,6 +29,7 @@ from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLos
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask, Loss, terms
 from distcore.plugin.task.datasets import counts_of
+from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Batch, Dataset, Task
 
 Term = tuple[float, Column]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from distcore.config import RunConfig
-from distcore.data.per_epoch import in_epoch
 from distcore.distributed.agreement import broadcast_from_main
 from distcore.engine.loader import to_device
 from distcore.engine.precision import autocast_for
@@ -21,6 +20,7 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import padded_rows
+from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.resolve.complete import Completed
 from distcore.resolve.row_form import set_form, why_not, with_form

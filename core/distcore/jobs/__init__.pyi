@@ -3,7 +3,6 @@ from distcore.checkpoint.distance import difference as difference
 from distcore.checkpoint.provenance import provenance_of as provenance_of
 from distcore.checkpoint.reader import Checkpoint as Checkpoint
 from distcore.config.keys import EXECUTION as EXECUTION
-from distcore.data.per_epoch import in_epoch as in_epoch
 from distcore.distributed.devices import COLLECTIVES as COLLECTIVES
 from distcore.distributed.devices import count_devices as count_devices
 from distcore.distributed.devices import memory_overhead as memory_overhead
@@ -38,6 +37,7 @@ from distcore.plugin.strategy.memory import PlansMemory as PlansMemory
 from distcore.plugin.strategy.memory import TracesStep as TracesStep
 from distcore.plugin.strategy.tally import Tally as Tally
 from distcore.plugin.task.bound import BoundTask as BoundTask
+from distcore.plugin.task.per_epoch import in_epoch as in_epoch
 from distcore.rank_environment import join as join
 from distcore.registry import offers as offers
 from distcore.resolve import strategies as strategies

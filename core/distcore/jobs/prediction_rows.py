@@ -7,12 +7,27 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
-from distcore.data.files import read_records, source_digest
-from distcore.data.formats import READERS, describe_value, format_of, row_error
-from distcore.data.splits import find_split
+from distcore import registry
+from distcore.errors import DataError
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
+
+READER = "files"
+"""The entry point of ``distcore.readers`` that reads rows."""
+
+
+class Reader(Protocol):
+    """What that entry point is, a module or another object."""
+
+    def read(self, source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        """Yield the values of ``columns``, config keys to names, in each row; raises DataError."""
+        ...
+
+    def digest(self, source: Path) -> str | None:
+        """Return a digest of the rows; ``None`` for a folder without any. Raises DataError for a missing source."""
+        ...
 
 
 def windows(task: BoundTask, source: Path, id_column: str | None, size: int, skip: int = 0) -> Iterator[FileRows]:
@@ -33,27 +48,30 @@ def windows(task: BoundTask, source: Path, id_column: str | None, size: int, ski
 def content(source: Path) -> str:
     """Return a digest of a file's content, or of names, sizes and times of change of a folder's files.
 
-    For a split of a dataset it is the digest of its rows. Raises DataError for a missing source.
+    For a dataset or several files it is the digest of their rows. Raises DataError for a missing source.
     """
-    if split := find_split(str(source)):
-        return source_digest(split)
-    if source.is_dir():
-        files = sorted(path for path in source.rglob("*") if path.is_file())
-        facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    if source.is_file() and format_of(source) not in READERS:
+    if source.is_file():
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    return source_digest(source)
+    if source.is_dir() and READER not in registry.entries("readers"):
+        return _of_folder(source)  # which the task opens itself
+    return _reader().digest(source) or _of_folder(source)
+
+
+def _of_folder(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _records(task: BoundTask, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
     opened = task.open_rows(source, others)
-    return (
-        opened
-        if opened is not None
-        else read_records(find_split(str(source)) or source, {**task.row_columns(), **others})
-    )
+    return opened if opened is not None else _reader().read(source, {**task.row_columns(), **others})
+
+
+def _reader() -> Reader:
+    reader: Reader = registry.load("readers", READER)
+    return reader
 
 
 def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:
@@ -61,7 +79,7 @@ def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:
     ids: list[int | str] = []
     for number, value in enumerate(values, start):
         if isinstance(value, bool) or not isinstance(value, int | str):
-            problem = f"id is {describe_value(value)}, expected an integer or a string"
-            raise row_error(f"data file {source}", number, problem)
+            shown = "missing" if value is None else f"{value!r:.40}"
+            raise DataError(f"data file {source}, row {number}: id is {shown}, expected an integer or a string")
         ids.append(value)
     return ids

@@ -19,7 +19,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from distcore import StrategyError, cached_folder
+from distcore import StrategyError
+from distcore_data import cached_folder
 from distcore_horovod import recipe
 from distcore_horovod.build_status import BuildStatus
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from distcore import DataError
-from distcore.data import Source, check_source, describe_value, read_records, row_error, source_name
+from distcore_data import Source, check_source, describe_value, read_records, row_error, source_name
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore_tasks.causal_lm.vocabulary import ROLES
 from distcore_tasks.shared.lazy_rows import Values, read_values

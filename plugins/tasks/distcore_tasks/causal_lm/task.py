@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
-from distcore.data import read_records
+from distcore_data import read_records
 from distcore_tasks.causal_lm.dataset import SequenceDataset, empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model

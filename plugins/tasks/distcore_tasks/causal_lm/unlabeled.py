@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import ConstantColumn, DataError, FileRows
-from distcore.data import row_error
+from distcore_data import row_error
 from distcore_tasks.causal_lm.dataset import left_padded
 from distcore_tasks.causal_lm.encode import apply_template, check_template, prompt_tokens
 from distcore_tasks.causal_lm.models import positions

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
-from distcore.data import cached_folder
+from distcore_data import cached_folder
 from distcore_tasks.image_classification.decoding import check_pillow
 from distcore_tasks.image_classification.rows import Arrays, Images, Store
 from distcore_tasks.shared.classification.labels import label_problem

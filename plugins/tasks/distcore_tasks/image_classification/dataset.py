@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore import ConstantColumn
-from distcore.data import row_random
+from distcore import ConstantColumn, row_random
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.rows import Images

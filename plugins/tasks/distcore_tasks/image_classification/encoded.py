@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
-from distcore.data import (
+from distcore_data import (
     Source,
     Split,
     arrow_class_names,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
-from distcore.data import cached_folder
+from distcore_data import cached_folder
 from distcore_tasks.image_classification.decoding import check_images, check_pillow
 from distcore_tasks.image_classification.rows import Files, Images
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distcore import DataError
-from distcore.data import Split
+from distcore_data import Split
 from distcore_tasks.image_classification import arrays, encoded, folders
 from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.options import Columns

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import ConstantColumn, DataError
-from distcore.data import Split, find_split, read_records
+from distcore_data import Split, find_split, read_records
 from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data import row_random
+from distcore import row_random
 from distcore_tasks.shared.arrays import ArrayFile
 from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from distcore import DataError
-from distcore.data import Source, read_records, row_error, source_name
+from distcore_data import Source, read_records, row_error, source_name
 from distcore_tasks.masked_lm.options import Columns
 from distcore_tasks.shared.lazy_rows import Values, read_values
 from distcore_tasks.shared.sources import text_problem

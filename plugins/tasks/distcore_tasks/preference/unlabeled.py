@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distcore import FileRows
-from distcore.data import row_error
+from distcore_data import row_error
 from distcore_tasks.preference.dataset import PreferenceDataset
 from distcore_tasks.preference.encode import encode
 from distcore_tasks.preference.options import PreferenceOptions

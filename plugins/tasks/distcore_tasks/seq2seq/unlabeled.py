@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import ConstantColumn, FileRows
-from distcore.data import row_error
+from distcore_data import row_error
 from distcore_tasks.seq2seq.encode import encode_sources
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.shared.sources import text_problem

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distcore.data import cached_folder
+from distcore_data import cached_folder
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
 from distcore_tasks.shared.sources import say_embedded, source_digests

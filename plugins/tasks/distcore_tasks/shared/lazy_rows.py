@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore.data import Source, data_format
+from distcore_data import Source, data_format
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from distcore import DataError, nearest
-from distcore.data import Source, describe_value, find_split, source_digest, source_name
+from distcore_data import Source, describe_value, find_split, source_digest, source_name
 from distcore_tasks.shared import stdlib
 from distcore_tasks.shared.options import TaskOptions
 

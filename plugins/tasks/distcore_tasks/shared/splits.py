@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from distcore import DataError
-from distcore.data import row_error
+from distcore_data import row_error
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.options import TaskOptions
 

@@ -33,7 +33,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distcore.data import cached_folder
+from distcore_data import cached_folder
 from distcore_tasks.shared import stdlib
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.rows import LabeledTexts, check_rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import ConstantColumn, FileRows
-from distcore.data import row_error
+from distcore_data import row_error
 from distcore_tasks.shared.padding import pads_left
 from distcore_tasks.text_classification.dataset import model_inputs
 from distcore_tasks.text_classification.encode import encode

@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from distcore.data import cached_folder
+from distcore_data import cached_folder
 from distcore_tasks.shared import stdlib
 from distcore_tasks.token_classification.rows import Tagged, check_tagged
 

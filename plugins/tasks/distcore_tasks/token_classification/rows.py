@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distcore import DataError, nearest
-from distcore.data import Record, Source, data_format, describe_value, read_records, row_error, source_name
+from distcore_data import Record, Source, data_format, describe_value, read_records, row_error, source_name
 from distcore_tasks.shared.classification.labels import id_problem, label_problem
 from distcore_tasks.shared.lazy_rows import LazyValues, Values, read_values
 from distcore_tasks.shared.sources import text_problem

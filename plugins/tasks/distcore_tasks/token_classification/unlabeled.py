@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import ConstantColumn, FileRows
-from distcore.data import row_error
+from distcore_data import row_error
 from distcore_tasks.token_classification.encode import tokenize_words
 from distcore_tasks.token_classification.rows import words_problem
 

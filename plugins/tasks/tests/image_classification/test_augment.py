@@ -9,8 +9,8 @@ import pytest
 import torch
 from image_cases import in_folders, pixels
 
+from distcore import row_random
 from distcore.config import RunConfig
-from distcore.data.per_epoch import row_random
 from distcore.plugin.task.datasets import varies
 from distcore_tasks.image_classification.dataset import AugmentedImages, augmented
 from distcore_tasks.image_classification.options import Augment

@@ -14,8 +14,8 @@ from image_cases import CLASSES, encoded, in_folders, in_parquet, pixels
 from PIL import Image
 
 from distcore.config import RunConfig
-from distcore.data.cache import cache_root
 from distcore.errors import DataError, DistcoreError
+from distcore_data.cache import cache_root
 from distcore_tasks.image_classification.decoding import check_images, decode
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.prepare import ImageDatasets

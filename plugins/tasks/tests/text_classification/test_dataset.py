@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcore.data.cache import cached_folder
 from distcore.errors import DataError
+from distcore_data.cache import cached_folder
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
 from distcore_tasks.shared.jagged import flat_of
 from distcore_tasks.shared.splits import split_rows
@@ -224,7 +224,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 
 def test_four_processes_at_once_build_once(cache):
     code = (
-        "import os, time; from pathlib import Path; from distcore.data.cache import cached_folder\n"
+        "import os, time; from pathlib import Path; from distcore_data.cache import cached_folder\n"
         "def build(folder):\n"
         "    time.sleep(0.5)\n"
         "    (folder / 'builder').write_text(str(os.getpid()))\n"

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from distcore import DataError, nearest
-from distcore.data import describe_value
+from distcore_data import describe_value
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.splits import split_rows
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from distcore import Direction
-from distcore.data import describe_value
+from distcore_data import describe_value
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.labels import Labeled, class_numbers, distinct_labels, label_problem
 from distcore_tasks.shared.classification.predictions import answer_lines, best_scored, scores_of

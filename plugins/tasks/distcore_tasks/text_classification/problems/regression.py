@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from distcore import DataError, Direction
-from distcore.data import describe_value
+from distcore_data import describe_value
 from distcore_tasks.shared.classification.labels import Labeled
 from distcore_tasks.shared.classification.predictions import answer_lines
 from distcore_tasks.text_classification.problems.contract import Origins

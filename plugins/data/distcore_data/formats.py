@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distcore.data.encodings import not_utf8
-from distcore.errors import DataError, nearest
+from distcore import DataError, nearest
 from distcore.files import unique_json
+from distcore_data.encodings import not_utf8
 
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distcore.errors import DataError, nearest
+from distcore import DataError, nearest
 
 DICT, STATE = "dataset_dict.json", "state.json"
 """Files by which a folder is known: of several splits, and of one dataset."""
@@ -56,7 +56,7 @@ def find_split(source: str) -> Split | None:
     match = _HUB.fullmatch(source)
     if match is None or Path(match["name"]).suffix.lower() in _FILES:
         return None
-    from distcore.data.hub import hub_files
+    from distcore_data.hub import hub_files
 
     called = match["name"] + (f":{match['config']}" if match["config"] else "")
     return _chosen(called, match["split"], hub_files(match["name"], match["config"]))

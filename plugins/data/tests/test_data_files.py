@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from data_cases import TEXTS, write
 
-from distcore.data.files import read_records, source_digest
-from distcore.errors import DataError
+from distcore import DataError
+from distcore_data.files import read_records, source_digest
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
 
@@ -167,7 +167,7 @@ def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
 def test_reading_parquet_starts_no_threads(tmp_path):
     path = write(tmp_path / "a.parquet", text=TEXTS, label=[0, 1, 0, 1])
     code = (
-        "import os, sys, pyarrow.parquet; from pathlib import Path; from distcore.data.files import read_records;"
+        "import os, sys, pyarrow.parquet; from pathlib import Path; from distcore_data.files import read_records;"
         "before = len(os.listdir('/proc/self/task'));"
         "list(read_records(Path(sys.argv[1]), {'columns.text': 'text', 'columns.label': 'label'}));"
         "print(len(os.listdir('/proc/self/task')) - before)"

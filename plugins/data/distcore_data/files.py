@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
-from distcore.data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, unreadable
-from distcore.data.splits import Split
-from distcore.errors import DataError, nearest
+from distcore import DataError, nearest
+from distcore_data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, unreadable
+from distcore_data.splits import Split
 
 Source = Path | Split
 """Where rows come from: data files, or a split of a dataset of the library ``datasets``."""

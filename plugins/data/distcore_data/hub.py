@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from distcore.data.cache import MANIFEST, cached_folder
-from distcore.errors import DataError
+from distcore import DataError
+from distcore_data.cache import MANIFEST, cached_folder
 
 FORMAT = 1
 """Version of a cache entry, part of its key."""

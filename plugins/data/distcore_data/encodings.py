@@ -6,7 +6,7 @@ import codecs
 import shlex
 from pathlib import Path
 
-from distcore.errors import DataError
+from distcore import DataError
 
 BLOCK = 2**20
 """Bytes that are read at a time."""

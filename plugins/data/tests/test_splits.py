@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from arrow_cases import datasets, save, texts
 
-from distcore.data.files import read_records, source_digest, source_name
-from distcore.data.splits import Split, find_split
-from distcore.errors import DataError
+from distcore import DataError
 from distcore.files import absolute
+from distcore_data.files import read_records, source_digest, source_name
+from distcore_data.splits import Split, find_split
 
 COLUMNS = {"columns.text": "text"}
 
@@ -219,6 +219,6 @@ def test_a_hub_that_cannot_be_reached_is_one_line(hub: Path) -> None:
 
 
 def test_names_of_the_hub_need_an_extra(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.data.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("distcore_data.hub.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"Install it with: pip install datasets"):
         find_split("tiny/chats")

@@ -13,9 +13,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
-from distcore.errors import DataError
+from distcore import DataError
 
 MANIFEST = "manifest.json"
 """Name of the file with the CRC-32 of every other file in a cached folder."""
@@ -37,6 +35,8 @@ def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     folder = cache_root() / kind / key
     if _is_intact(folder):
         return folder
+    from filelock import FileLock
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):

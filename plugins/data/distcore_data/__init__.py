@@ -1,0 +1,28 @@
+"""Rows for the tasks of distcore: records of data files and of datasets of the hub, and a cache on disk.
+
+Any task may import the names in ``__all__``. Begin with ``files``. pyarrow, datasets and filelock are imported when
+they are first used, so that a task's class can be imported without them.
+"""
+
+from distcore_data.cache import cache_root, cached_folder
+from distcore_data.files import Source, check_source, data_format, read_records, source_digest, source_name
+from distcore_data.formats import Record, arrow_class_names, describe_value, row_error
+from distcore_data.splits import Split, find_split
+
+__all__ = [
+    "Record",
+    "Source",
+    "Split",
+    "arrow_class_names",
+    "cache_root",
+    "cached_folder",
+    "check_source",
+    "data_format",
+    "describe_value",
+    "find_split",
+    "read_records",
+    "row_error",
+    "source_digest",
+    "source_name",
+]
+__version__ = "0.1.0"
