@@ -11,6 +11,7 @@ from distcore import Direction, OnResume
 from distcore_tasks.causal_lm.router import RouterOptions
 from distcore_tasks.causal_lm.sequence_packing import PackingOptions
 from distcore_tasks.causal_lm.shapes import SHAPES
+from distcore_tasks.shared.chunked_cross_entropy.options import CrossEntropyOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
 Form = Literal["documents", "prompts", "messages"]
@@ -39,7 +40,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalOptions(PackingOptions, RouterOptions):
+class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
     """Options of a causal language model."""
 
     flags: ClassVar = {
@@ -50,14 +51,18 @@ class CausalOptions(PackingOptions, RouterOptions):
     }
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
-    on_resume: ClassVar[dict[str, OnResume]] = PackingOptions.on_resume | {
-        "model": "other rows",  # its tokenizer makes the tokens
-        "max_seq_len": "other rows",
-        "end_documents": "other rows",
-        "max_new_tokens": "free",
-        "samples": "free",
-        "tokenizer": "free",  # the tokens that it makes are compared
-    }
+    on_resume: ClassVar[dict[str, OnResume]] = (
+        PackingOptions.on_resume
+        | CrossEntropyOptions.on_resume
+        | {
+            "model": "other rows",  # its tokenizer makes the tokens
+            "max_seq_len": "other rows",
+            "end_documents": "other rows",
+            "max_new_tokens": "free",
+            "samples": "free",
+            "tokenizer": "free",  # the tokens that it makes are compared
+        }
+    )
 
     model: str = "gpt2-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""

@@ -16,7 +16,9 @@ from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.router import balance, choices
 from distcore_tasks.causal_lm.rows import given_column
+from distcore_tasks.causal_lm.shapes import SHAPES
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
+from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.target_logits import SelectsLogits
 from distcore_tasks.shared.token_metrics import token_report
@@ -42,15 +44,23 @@ class CausalLM(SelectsLogits, CausalOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_rows(self, config)
+        return self.with_cross_entropy(config, prepare_rows(self, config), self._family)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language modeling head."""
         data = tokenized(data)
-        return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+        return self.with_chunked_head(config, data, self._family, model)
+
+    @property
+    def _family(self) -> str:
+        """Type of the built-in model; empty for another one."""
+        return SHAPES[self.model].family if self.from_scratch else ""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
+        if has_chunked_head(model):
+            return _ask(model, batch, "sum")[0].sum()
         from torch.nn.functional import cross_entropy
 
         logits, labels, _, _ = _predict(model, batch)
@@ -83,13 +93,8 @@ class CausalLM(SelectsLogits, CausalOptions):
         """
         if "labels" not in batch:
             return {}
-        from torch.nn.functional import cross_entropy
-
-        logits, labels, row, _ = _predict(model, batch)
-        losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
-        counted = labels != IGNORED
-        right = counted & (logits.argmax(-1) == labels)
-        columns = {"loss": losses, "tokens": counted.long(), "right": right.long()}
+        losses, right, labels, row = _scores(model, batch)
+        columns = {"loss": losses, "tokens": (labels != IGNORED).long(), "right": right.long()}
         rows = len(batch["lengths"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
@@ -189,13 +194,41 @@ def _predict(
 
     The positions are those of targets if the batch lists them, else all.
     """
+    answer = model(**_inputs(batch), **asked)
+    labels, row = _at_targets(batch)
+    return answer.logits.float().flatten(0, 1), labels, row, getattr(answer, "router_logits", None) or ()
+
+
+def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss of each position, whether its target is predicted correctly, its label and its row."""
+    if has_chunked_head(model):
+        scores, labels, row = _ask(model, batch, "rows")
+        return scores[0, :, 0], scores[0, :, 2] > 0, labels, row
+    from torch.nn.functional import cross_entropy
+
+    logits, labels, row, _ = _predict(model, batch)
+    losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
+    return losses, (labels != IGNORED) & (logits.argmax(-1) == labels), labels, row
+
+
+def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a chunked head answers for the labels of ``batch``, and the label and row of each position."""
+    labels, row = _at_targets(batch)
+    return model(**_inputs(batch), labels=labels, cross_entropy=wanted).logits, labels, row
+
+
+def _inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
     names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.
-    answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False, **asked)
+    return {name: batch[name] for name in names if name in batch} | {"use_cache": False}
+
+
+def _at_targets(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the label and the row of each position: of targets if the batch lists them, else of all."""
     labels, row = batch["labels"].flatten(), batch["row"].flatten()
     if "targets" in batch:
-        labels, row = labels[batch["targets"]], row[batch["targets"]]
-    return answer.logits.float().flatten(0, 1), labels, row, getattr(answer, "router_logits", None) or ()
+        return labels[batch["targets"]], row[batch["targets"]]
+    return labels, row
 
 
 def _answer(tokens: Tensor, end: int | None) -> list[int]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from distcore import Direction, OnResume
 from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
-from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.chunked_cross_entropy.options import CrossEntropyOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
 RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
@@ -34,13 +34,13 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedOptions(PaddingFreeOptions, head="masked tokens"):
+class MaskedOptions(PaddingFreeOptions, CrossEntropyOptions, head="masked tokens"):
     """Options of masked language modeling."""
 
     flags: ClassVar = {"text-column": "columns.text"}
     built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
     metrics: ClassVar[dict[str, Direction]] = METRICS
-    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+    on_resume: ClassVar[dict[str, OnResume]] = CrossEntropyOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",

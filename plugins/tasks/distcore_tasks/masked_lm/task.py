@@ -13,6 +13,7 @@ from distcore_tasks.masked_lm.embedded import EMBEDDED
 from distcore_tasks.masked_lm.models import build_model
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.prepare import prepare_masked
+from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
 from distcore_tasks.shared.target_logits import SelectsLogits, logits_of_tokens
@@ -39,17 +40,20 @@ class MaskedLM(SelectsLogits, MaskedOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_masked(self, config.seed)
+        return self.with_cross_entropy(config, prepare_masked(self, config.seed), self.built_in_type)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a head that predicts tokens."""
         data = tokenized(data)
-        return build_model(self, vocab_size=data.vocab_size, pad=data.pad)
+        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad)
+        return self.with_chunked_head(config, data, self.built_in_type, model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over masked tokens: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
+        if has_chunked_head(model):
+            return _ask(model, batch, "sum").sum()
         return cross_entropy(*_predict_hidden(model, batch), reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -57,15 +61,9 @@ class MaskedLM(SelectsLogits, MaskedOptions):
 
         ``tokens`` is the number of masked tokens, ``right`` the number predicted correctly, both int64.
         """
-        from torch.nn.functional import cross_entropy
-
-        logits, labels = _predict_hidden(model, batch)
+        losses, right = _scores(model, batch)
         row = (batch["labels"] != IGNORED).nonzero()[:, 0]
-        columns = {
-            "loss": cross_entropy(logits, labels, reduction="none"),
-            "tokens": labels.new_ones(len(labels)),
-            "right": (logits.argmax(-1) == labels).long(),
-        }
+        columns = {"loss": losses, "tokens": row.new_ones(len(row)), "right": right.long()}
         rows = len(batch["labels"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
@@ -90,6 +88,30 @@ class MaskedLM(SelectsLogits, MaskedOptions):
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+
+
+def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss of each masked token, and whether it is predicted correctly, both ``(tokens,)``, row by row."""
+    if has_chunked_head(model):
+        scores, wanted = _ask(model, batch, "rows")[0], batch["labels"] != IGNORED
+        if "targets" not in batch:  # then there is a score for each position, or for each token
+            positions = len(scores) == wanted.numel()
+            scores = scores[wanted.flatten() if positions else wanted[batch["attention_mask"].bool()]]
+        return scores[:, 0], scores[:, 2] > 0
+    from torch.nn.functional import cross_entropy
+
+    logits, labels = _predict_hidden(model, batch)
+    return cross_entropy(logits, labels, reduction="none"), logits.argmax(-1) == labels
+
+
+def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
+    """Return what a chunked head answers for the labels of ``batch``."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "targets") if name in batch}
+    labels = batch["labels"]
+    if "targets" in batch:
+        labels = labels[labels != IGNORED]
+    answer: Tensor = model(**inputs, labels=labels, cross_entropy=wanted).logits
+    return answer
 
 
 def _predict_hidden(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

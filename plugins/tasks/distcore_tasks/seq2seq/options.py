@@ -10,7 +10,7 @@ from pydantic import Field
 from distcore import Direction, OnResume
 from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.seq2seq.shapes import SHAPES
-from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.chunked_cross_entropy.options import CrossEntropyOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
 
@@ -33,14 +33,14 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2SeqOptions(PaddingFreeOptions, head="decoder"):
+class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     """Options of sequence to sequence."""
 
     flags: ClassVar = {"source-column": "columns.source", "target-column": "columns.target"}
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
     built_in_type: ClassVar = "t5"
-    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+    on_resume: ClassVar[dict[str, OnResume]] = CrossEntropyOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "prefix": "other rows",
         "max_seq_len": "other rows",

@@ -15,6 +15,7 @@ from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.prepare import prepare_pairs
 from distcore_tasks.seq2seq.scores import scores
 from distcore_tasks.seq2seq.unlabeled import UnlabeledSources, unlabeled_sources
+from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import check_length, set_length
 from distcore_tasks.shared.token_metrics import token_report
@@ -40,15 +41,18 @@ class Seq2Seq(Seq2SeqOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_pairs(self, config.seed)
+        return self.with_cross_entropy(config, prepare_pairs(self, config.seed), self.built_in_type)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an encoder-decoder with a language modeling head."""
         data = tokenized(data)
-        return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+        return self.with_chunked_head(config, data, self.built_in_type, model, self.label_smoothing)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy, smoothed, summed over the target tokens of ``batch``: fp32, without dimensions."""
+        if has_chunked_head(model):
+            return _ask(model, batch, "sum").sum()
         return _cross_entropy(_logits(model, batch), batch["labels"], "sum", self.label_smoothing)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
@@ -62,19 +66,27 @@ class Seq2Seq(Seq2SeqOptions):
             return {}
         from distcore import Ragged
 
-        logits, labels = _logits(model, batch), batch["labels"]
-        counted = labels != IGNORED
-        outputs: dict[str, Tensor | Ragged] = {
-            "loss": _cross_entropy(logits, labels, "none", self.label_smoothing).view_as(labels).sum(1),
-            "tokens": counted.sum(1),
-            "right": (counted & (logits.argmax(-1).view_as(labels) == labels)).sum(1),
-        }
-        if self.label_smoothing:
-            outputs["surprise"] = _cross_entropy(logits, labels, "none", 0.0).view_as(labels).sum(1)
+        outputs: dict[str, Tensor | Ragged] = dict(self._scores(model, batch))
+        if not self.label_smoothing:
+            del outputs["surprise"]
         for name in ("source", "target"):
             if f"{name}_text" in batch:
                 outputs[name] = Ragged(batch[f"{name}_text"], batch[f"{name}_bytes"])
         return outputs
+
+    def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``loss``, ``surprise``, ``tokens`` and ``right`` of each row, as ``outputs`` does."""
+        labels = batch["labels"]
+        counted = labels != IGNORED
+        if has_chunked_head(model):
+            loss, surprise, right = _ask(model, batch, "rows").view(*labels.shape, 3).unbind(-1)
+        else:
+            logits = _logits(model, batch)
+            loss = _cross_entropy(logits, labels, "none", self.label_smoothing).view_as(labels)
+            surprise = _cross_entropy(logits, labels, "none", 0.0).view_as(labels) if self.label_smoothing else loss
+            right = counted & (logits.argmax(-1) == labels)
+        sums = {"loss": loss.sum(1), "surprise": surprise.sum(1)}
+        return sums | {"tokens": counted.sum(1), "right": (right > 0).sum(1)}
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor]:
         """Return ``generated``, int64 ``(n, max_new_tokens)``, padded after the end; an empty dict if that is 0.
@@ -157,6 +169,13 @@ class Seq2Seq(Seq2SeqOptions):
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+
+
+def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
+    """Return what a chunked head answers for the labels of ``batch``."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+    answer: Tensor = model(**inputs, cross_entropy=wanted, use_cache=False).logits
+    return answer
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -1,0 +1,1 @@
+"""Cross entropy over a large vocabulary, in chunks of rows, so that all logits are never in memory."""

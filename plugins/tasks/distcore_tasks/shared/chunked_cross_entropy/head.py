@@ -1,0 +1,104 @@
+"""The head of a transformers model that returns losses in place of logits.
+
+The head itself computes them, in its ``forward``: there a strategy has gathered its weight, once for all chunks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from distcore_tasks.shared.jagged import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Wanted = Literal["sum", "rows"]
+
+
+class ChunkedHead:
+    """Hooks and the ``forward`` of a head; an object, so that a copied model has its own."""
+
+    def __init__(self, head: Any, smoothing: float) -> None:
+        """Take over the ``forward`` of ``head``, a linear layer whose output is the model's."""
+        self.head, self.smoothing = head, smoothing
+        self.rows = head.weight.shape[0]
+        self.asked: Wanted | None = None
+        self.labels: Tensor | None = None
+        self.mask: Tensor | None = None
+        head.forward = self.forward
+
+    def enter(self, model: Any, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Take labels out of a call with ``cross_entropy``; before the ``forward`` of the whole model."""
+        named = dict(named)
+        self.asked, self.labels = named.pop("cross_entropy", None), None
+        if self.asked:
+            self.labels, self.mask = named.pop("labels"), named.get("attention_mask")
+            if model.config.is_encoder_decoder:
+                named["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(self.labels)
+        self.is_own = model.get_output_embeddings() is self.head  # not so if an adapter wraps the head
+        return given, named
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the logits, or what ``cross_entropy`` asks for."""
+        from torch.nn.functional import linear
+
+        weight, bias = self.head.weight, self.head.bias
+        # A strategy may have split the vocabulary, whose logits are whole only outside of the head.
+        if not self.asked or not self.is_own or weight.shape[0] != self.rows:
+            return linear(hidden, weight, bias)
+        result, self.labels = self._answer(hidden.flatten(0, -2), weight, bias), None
+        return result
+
+    def _answer(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from distcore_tasks.shared.chunked_cross_entropy import function
+
+        compute, columns = (function.summed_cross_entropy, 1) if self.asked == "sum" else (function.scored, 3)
+        answer = compute(hidden, weight, bias, self._labels_of(len(hidden)), self.smoothing, IGNORED)
+        return answer.reshape(1, -1, columns).clone()  # sharding strategies want no view as the output of a model
+
+    def _labels_of(self, positions: int) -> Tensor:
+        """Return the label of each position: without padding, if the layers return tokens only."""
+        assert self.labels is not None
+        if self.labels.numel() != positions and self.mask is not None:
+            return self.labels[self.mask.bool()]
+        return self.labels.flatten()
+
+    def leave(self, model: nn.Module, given: Any, outputs: Any) -> Any:
+        """Compute from logits what the head could not; after the ``forward`` of the whole model."""
+        if self.asked and self.labels is not None:
+            outputs.logits = self._from_logits(outputs.logits.float().flatten(0, 1))
+        self.asked = self.labels = self.mask = None
+        return outputs
+
+    def _from_logits(self, logits: Tensor) -> Tensor:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        labels = self._labels_of(len(logits))
+        settings: Any = {"ignore_index": IGNORED, "reduction": "sum" if self.asked == "sum" else "none"}
+        loss = cross_entropy(logits, labels, label_smoothing=self.smoothing, **settings)
+        if self.asked == "sum":
+            return loss.view(1, 1, 1)
+        right = (logits.argmax(-1) == labels).float()
+        return torch.stack((loss, cross_entropy(logits, labels, **settings), right), -1)[None]
+
+
+def chunk_head(model: Any, smoothing: float = 0.0) -> None:
+    """Make a transformers ``model`` answer a call with ``cross_entropy`` by losses in place of logits.
+
+    ``cross_entropy="sum"`` with ``labels``, one for each position of the head, sets ``logits`` to the sum of the
+    losses, ``(1, 1, 1)``; ``"rows"`` to ``(1, positions, 3)``, as ``scored`` does. Other calls return logits.
+    """
+    chunked = ChunkedHead(model.get_output_embeddings(), smoothing)
+    model.register_forward_pre_hook(chunked.enter, with_kwargs=True)
+    model.register_forward_hook(chunked.leave)
+    model.chunked_head = chunked
+
+
+def has_chunked_head(model: Any) -> bool:
+    """Return True if ``model``, wrapped or not, answers calls with ``cross_entropy``."""
+    from transformers import PreTrainedModel
+
+    modules = model.modules() if hasattr(model, "modules") else ()
+    whole = next((module for module in modules if isinstance(module, PreTrainedModel)), None)
+    return hasattr(whole, "chunked_head")
