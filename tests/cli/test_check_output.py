@@ -17,13 +17,13 @@ FINDINGS = [
 ]
 
 
-def test_a_broken_law_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_law_is_printed_once_and_what_explains_most_of_them_first(capsys: pytest.CaptureFixture[str]) -> None:
     show(FINDINGS)
     out = capsys.readouterr().out
     assert out.count("0.75") == out.count("rank 1: in step 3") == out.count("ValueError: boom") == 1
     assert out.splitlines()[6:] == [
         "skipped: five: needs two ranks",
-        "broken: two: rank 1: in step 3",
         "broken: three, four: ValueError: boom",
+        "broken: two: rank 1: in step 3",
         "1 held, 3 broken, 1 skipped",
     ]

@@ -64,14 +64,16 @@ def mutant(breaks: str, case: str, says: str = "") -> Callable[[type], type]:
     return register
 
 
-@mutant("gradient", "partitions")
+@mutant(
+    "gradient", "partitions", "gradients are 1/2 of what is due in step 1: a mean over 2 ranks that is divided again"
+)
 class DividesTwice(DDPStrategy):
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         return defaults.backward(run, loss / run.world.size)
 
 
-@mutant("gradient", "partitions")
+@mutant("gradient", "partitions", "gradients are 2 times too large in step 1: a sum over 2 ranks that nobody divides")
 class SumsInsteadOfMeans(DDPStrategy):
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:

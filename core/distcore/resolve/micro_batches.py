@@ -71,5 +71,4 @@ def description(config: RunConfig, data: Datasets) -> str:
         return f"micro-batches: at most {tokens if size == 'auto' else min(size, tokens)} rows"
     bounds = " and ".join([*([] if size == "auto" else [f"{size} rows"]), f"{tokens} tokens"])
     padding = "padding included" if config.pads_rows else "without padding"
-    cost = config.loader.forward_tokens
-    return f"micro-batches: at most {bounds}, {padding}; cut by length, as if one more cost {cost} tokens"
+    return f"micro-batches: at most {bounds}, {padding}"

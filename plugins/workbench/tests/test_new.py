@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from distcore.cli.main import main
+
+BIN = Path(sys.executable).parent
 
 
 @pytest.mark.parametrize(("kind", "cls"), [("strategy", "Strategy"), ("task", "Task")])
@@ -14,7 +17,12 @@ def test_the_skeleton_has_its_name_everywhere(
     kind: str, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new", kind, "my-own", "--into", str(tmp_path)]) == 0
-    assert str(tmp_path / "distcore-my-own") in capsys.readouterr().out
+    wrote, install, test, check = capsys.readouterr().out.splitlines()
+    folder = tmp_path / "distcore-my-own"
+    assert wrote == f"wrote {folder}; next:"
+    assert install.endswith(f"python -m pip install --editable {folder}")
+    assert test.endswith(f"python -m pytest {folder}")
+    assert check.endswith(f"distcore check --{kind} my-own")
     written = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     assert set(written) == {
         f"distcore-my-own/{name}"
@@ -28,6 +36,16 @@ def test_the_skeleton_has_its_name_everywhere(
     }
     assert f'my-own = "distcore_my_own:{cls}"' in written["distcore-my-own/pyproject.toml"]
     assert not any("$" in text for text in written.values())
+
+
+@pytest.mark.parametrize(("path", "program"), [(sys.executable, "distcore"), ("/nowhere/python", f"{BIN}/distcore")])
+def test_the_next_commands_are_those_of_this_environment(
+    path: str, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(path).parent))
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "task", "mine", "--into", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"  {program} check --task mine"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def show(findings: list[Finding]) -> None:
         for finding in findings:
             if finding.verdict == verdict:
                 reasons.setdefault(finding.note, []).append(finding.case)
-        for reason, cases in reasons.items():
+        for reason, cases in sorted(reasons.items(), key=lambda one: -len(one[1])):  # what explains most, first
             say(console, f"{verdict}: {', '.join(cases)}: {reason}")
     counts = {word: sum(finding.verdict == word for finding in findings) for word in COLORS}
     say(console, ", ".join(f"{count} {word}" for word, count in counts.items()))

@@ -213,7 +213,23 @@ def distance(trained: Trained, solution: Solution | Trained, bound: float = FP32
     error, name = apart(trained.state, solution.state)
     errors[name] = error
     worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-    return Measured(error=errors[worst], bound=bound, note=f"worst: {worst}{_steps_of(worst, trained, solution)}")
+    cause = _scale(trained, solution) if errors["gradient norm"] > bound else ""
+    note = cause or f"worst: {worst}{_steps_of(worst, trained, solution)}"
+    return Measured(error=errors[worst], bound=bound, note=note)
+
+
+def _scale(trained: Trained, solution: Solution | Trained) -> str:
+    """Return why the first gradient may be a whole multiple of the expected one, or a fraction; empty if it is not."""
+    if not (trained.norms and solution.norms and trained.norms[0] and solution.norms[0]):
+        return ""
+    times = trained.norms[0] / solution.norms[0]
+    for factor, cause in (
+        (times, "gradients are {0} times too large in step 1: a sum over {0} ranks that nobody divides?"),
+        (1 / times, "gradients are 1/{0} of what is due in step 1: a mean over {0} ranks that is divided again?"),
+    ):
+        if factor > 1.5 and abs(factor - round(factor)) < 1e-3:
+            return cause.format(round(factor))
+    return ""
 
 
 def _worst(actual: list[float], expected: list[float]) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
+import sys
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -33,8 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
     if kind not in KINDS:
         raise ConfigError(f"new {kind}: no such kind{nearest(kind, KINDS)} (kinds: {', '.join(KINDS)})")
     folder = write_package(kind, arguments.name, Path(arguments.into))
-    print(f"wrote {folder}; next: pip install --editable {folder}, then python -m pytest {folder}")
+    print(f"wrote {folder}; next:")
+    print(f"  {_in_path('python')} -m pip install --editable {folder}")
+    print(f"  {_in_path('python')} -m pytest {folder}")
+    print(f"  {_in_path('distcore')} check --{kind} {arguments.name}")
     return 0
+
+
+def _in_path(program: str) -> str:
+    """Return how a shell here starts ``program`` of this environment: by its name if that is the one that is found."""
+    there = Path(sys.executable).parent / program
+    found = shutil.which(program)
+    if found and Path(found) == there:
+        return program
+    return str(there.relative_to(Path.cwd()) if there.is_relative_to(Path.cwd()) else there)
 
 
 def write_package(kind: str, name: str, into: Path) -> Path:

@@ -99,12 +99,15 @@ def _setting(key: str, run: Facts) -> str:
 
 def _run_facts(name: str, one: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]) -> Facts:
     peak, reached, values = one.report.get("peak_memory_bytes"), _metrics(one), one.values
+    speed = one.report.get("samples_per_second") or None  # 0 where a finished run was resumed: no step was made
     return {
         "name": name,
         "folder": str(one.folder),
         "finished": bool(one.report),
         "metrics": {metric: reached.get(metric) for metric in metrics},
-        **{key: one.report.get(key) for key in ("steps", "samples_per_second", "train_seconds", "world_size")},
+        **{key: one.report.get(key) for key in ("steps", "world_size")},
+        "samples_per_second": speed,
+        "train_seconds": one.report.get("train_seconds") if speed else None,
         "peak_memory_mib": peak / 2**20 if peak else None,
         "differs": {key: values.get(key) for key in differing},
     }

@@ -54,6 +54,13 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
 
 
+def test_a_finished_run_that_was_resumed_has_no_speed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Path("runs/first/report.json")
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"samples_per_second": 0.0, "train_seconds": 0.01}))
+    row = next(line for line in shown(capsys, "runs/first") if line.startswith("first  "))
+    assert row.split()[-3:-1] == ["n/a", "n/a"]
+
+
 def test_one_run_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, "runs/first")
     assert lines[0].startswith("first: task text-classification, global batch size 32, strategy single, ")
