@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _in_path(program: str) -> str:
     """Return how a shell here starts ``program`` of this environment: by its name if that is the one that is found."""
     there = Path(sys.executable).parent / program
-    found = shutil.which(program)
-    if found and Path(found) == there:
+    in_path = shutil.which(program)
+    if in_path and Path(in_path) == there:
         return program
     return str(there.relative_to(Path.cwd()) if there.is_relative_to(Path.cwd()) else there)
 
