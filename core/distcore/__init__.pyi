@@ -27,6 +27,7 @@ from distcore.errors import StrategyError as StrategyError
 from distcore.errors import TaskError as TaskError
 from distcore.errors import nearest as nearest
 from distcore.jobs.export import TrainedModel as TrainedModel
+from distcore.jobs.session import Session as Session
 from distcore.jobs.train import train as train
 from distcore.launchers import launch as launch
 from distcore.launchers.processes.cores import available_cores as available_cores

@@ -85,7 +85,7 @@ def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     return build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)), hooks, problem
 
 
-def test_a_step_takes_at_most_60_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
+def test_a_step_takes_at_most_62_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
     run, hooks, problem = run_of(tmp_path, max_steps=6)
     calls: list[str] = []
 
@@ -98,7 +98,7 @@ def test_a_step_takes_at_most_60_python_calls_of_ours_and_pluggy(tmp_path: Path)
     sys.setprofile(profile)
     next(training)
     sys.setprofile(None)
-    assert len(calls) <= 60, calls
+    assert len(calls) <= 62, calls
 
 
 def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_path: Path) -> None:

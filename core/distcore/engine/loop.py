@@ -5,7 +5,7 @@ sampler → collate → device → accumulate → the task's loss → backward �
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -18,7 +18,7 @@ from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
-from distcore.engine.updates import update_of
+from distcore.engine.updates import WithLoss, update_of
 from distcore.engine.whole_batch import whole_batch_step
 from distcore.errors import TaskError
 from distcore.model import averages
@@ -37,6 +37,13 @@ Term = tuple[float, Column]
 NO_TERMS: Mapping[str, Term] = {}
 
 
+StepAhead = tuple[list[tuple[MicroBatch, Batch]], WithLoss, Callable[[StepResult], Progress]]
+"""A step whose random state is set: its micro-batches, what scales a loss, and what ends it after the optimizer's step.
+
+The last moves schedule, average and listeners on, and returns the progress.
+"""
+
+
 def steps(
     run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
@@ -46,16 +53,43 @@ def steps(
     mean loss over the items of the global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if
     collation is random.
     """
-    plan = training_plan(run.config, dataset)
-    sampler = hooks.build_sampler(run, plan)
-    autocast = autocast_for(run.config, run.capabilities, run.world)
-    bound = BoundTask.of(task)
+    autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
     step_of = partial(whole_batch_step, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
     passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
     update = update_of(run, hooks, bound, passes)
+    for micros, with_loss, finish in steps_ahead(run, hooks, bound, dataset, progress):
+        if update:
+            loss, result = update(micros, with_loss)
+        else:
+            loss = passes(run, micros, with_loss(task_loss))
+            result = hooks.step(run, run.config.clip)
+        yield finish(result), result, loss
+
+
+def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress) -> Iterator[StepAhead]:
+    """Yield each step from ``progress`` on. Before the next one the caller updates the weights, and ends the step."""
+    plan = training_plan(run.config, dataset)
+    sampler = hooks.build_sampler(run, plan)
+    autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
     with masks_by_row(run) as masks, Prefetcher(run.world.device) as prefetcher:
+
+        def finish(result: StepResult) -> Progress:
+            nonlocal progress
+            if progress.step < checked_until:
+                check_weights(run, hooks, progress.step + 1)
+            if run.scheduler is not None:
+                run.scheduler.step()
+            progress = advance(progress, rows, plan)
+            if run.ema is not None:
+                averages.update(run, hooks, progress.step)
+            hooks.on_step_end(run, progress, result)
+            if progress.step_in_epoch == 0:
+                hooks.on_epoch_end(run, progress)
+            prefetcher.wait()
+            return progress
+
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
@@ -78,23 +112,7 @@ def steps(
                 scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
                 with_loss = partial(scaled_loss, run, scale=scale, autocast=autocast, others=others, masks=masks)
-                if update:
-                    loss, result = update(micros, with_loss)
-                else:
-                    loss = passes(run, micros, with_loss(task_loss))
-                    result = hooks.step(run, run.config.clip)
-                if progress.step < checked_until:
-                    check_weights(run, hooks, progress.step + 1)
-                if run.scheduler is not None:
-                    run.scheduler.step()
-                progress = advance(progress, rows, plan)
-                if run.ema is not None:
-                    averages.update(run, hooks, progress.step)
-                hooks.on_step_end(run, progress, result)
-                if progress.step_in_epoch == 0:
-                    hooks.on_epoch_end(run, progress)
-                prefetcher.wait()
-                yield progress, result, loss
+                yield micros, with_loss, finish
 
 
 def scaled_loss(

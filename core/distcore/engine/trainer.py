@@ -74,6 +74,22 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
 def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo) -> Report:
     """Train in ranks that have joined; return the report. No reference to the run is left behind."""
     task = resolved.task
+    run, data, saver, progress, best = begin(world, resolved, hooks, rank_info)
+    hooks.on_run_start(run, progress)
+    if world.is_main:
+        log.debug("%s", description(run.config, data))
+    with explain_mixed_devices(run, hooks):
+        sanity_check(run, hooks, task, data)
+        meter = Meter(progress)
+        progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)
+        return finish(run, hooks, task, data, progress, best, last, meter)
+
+
+def begin(
+    world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
+) -> tuple[Run, Datasets, Saver, Progress, Best | None]:
+    """Prepare the data, build the model, agree with the other ranks, and start the run folder or resume from it."""
+    task = resolved.task
     data = task.prepare(resolved.config)
     for warning in data.warnings if world.is_main else ():
         log.warning("%s", warning)
@@ -91,23 +107,17 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     if world.is_main:
         content.go_on_aside()
     saver = Saver(run, hooks, rows, start_folder(run, hooks, task, data), content=content)
-    hooks.on_run_start(run, progress)
-    if world.is_main:
-        log.debug("%s", description(run.config, data))
-    with explain_mixed_devices(run, hooks):
-        sanity_check(run, hooks, task, data)
-        meter = Meter(progress)
-        progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)
-        return finish(run, hooks, task, data, progress, best, last, meter)
+    return run, data, saver, progress, best
 
 
-def set_up(resolved: Resolved, rank_info: RankInfo) -> tuple[Hooks, World]:
-    """Register the strategy and the extensions of a resolved run, and join the other ranks."""
+def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
+    """Register the strategy and, if the run ``listens`` to them, the extensions; and join the other ranks."""
     config = resolved.config
     if rank_info.size > 1:
         prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
-    hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config) | resolved.task.listener())
+    listeners = load_extensions(config) | resolved.task.listener() if listens else {}
+    hooks = Hooks(config.strategy, resolved.strategy, listeners)
     return hooks, hooks.setup(config, rank_info)
 
 

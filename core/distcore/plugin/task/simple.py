@@ -74,7 +74,7 @@ class Simple:
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the datasets in the form that the core asks for; raises TaskError for one without a length."""
-        sets = [_rows(dataset, self) for dataset in self.data()]
+        sets = [given_rows(dataset, self) for dataset in self.data()]
         if not 2 <= len(sets) <= 3:
             raise TaskError(f"task {type(self).__name__}: data() returned {len(sets)} datasets; expected 2 or 3")
         train, evaluation, test = (*sets, sets[1])[:3]
@@ -159,7 +159,8 @@ class VaryingRows(CollatedRows):
         return CollatedRows(self._all.at(epoch), self._task)
 
 
-def _rows(dataset: Any, task: Simple) -> CollatedRows:
+def given_rows(dataset: Any, task: Simple) -> CollatedRows:
+    """Return a torch dataset in the core's form; raises TaskError for one without a length."""
     if hasattr(dataset, "at"):
         return VaryingRows(dataset, task)
     if not hasattr(type(dataset), "__len__") or not hasattr(type(dataset), "__getitem__"):

@@ -1,0 +1,190 @@
+"""A training loop of the user's own: the engine begins each step and ends it, the user's code makes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from distcore.config import RunConfig
+from distcore.distributed.devices import allow_bf16_attention, force_determinism
+from distcore.engine.loop import steps_ahead
+from distcore.engine.own_step import OwnStep
+from distcore.engine.trainer import begin, is_due, set_up
+from distcore.errors import ConfigError, TaskError
+from distcore.jobs.train import resolve_here
+from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult
+from distcore.plugin.task.simple import Simple, given_rows
+from distcore.plugin.task.step import Step
+from distcore.plugin.task.task import Batch, Datasets, Direction, Losses
+from distcore.rank_environment import join
+from distcore.resolve.run_folder import check_out
+
+UNHEARD = ("eval_every", "max_restarts", "patience")
+"""Keys of a run that evaluates and starts its ranks."""
+
+
+class Session:
+    """The strategy, rows, exact sums and checkpoints of ``distcore train``, in a loop of one's own.
+
+    ``with Session(config, model, rows) as session: for step in session: step.gradients(loss); step.apply()``. Every
+    rank makes the same calls. A launcher has started the ranks; without one there is one.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Callable[[], nn.Module],
+        rows: Any,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ) -> None:
+        """Check the config; ``model`` builds the model, after the core has seeded torch.
+
+        ``rows`` is a ``torch.utils.data.Dataset`` with a length, of which ``collate`` makes batches, or a
+        ``distcore.Dataset``. Raises DistcoreError, one line, for every error that the user can correct.
+        """
+        if isinstance(model, nn.Module) or not callable(model):
+            raise TaskError(f"Session: model is a {type(model).__name__}; give a function that builds the model")
+        _check_unheard(config)
+        self._resolved = resolve_here(config, task=Loop(model, rows, collate))
+        self._rank_info, ranks = join(os.environ), self._resolved.config.nproc
+        if self._rank_info is None and ranks != 1:
+            started = f"start the script by torchrun --nproc-per-node {ranks}"
+            raise ConfigError(f"nproc = {ranks}: a Session starts no ranks; {started}")
+        self._opened: Run | None = None
+        self._progress = Progress()
+
+    def __enter__(self) -> Self:
+        """Join the ranks, build the model, and start the run folder or resume from it."""
+        resolved, rank_info = self._resolved, self._rank_info or RankInfo()
+        check_out(resolved.config)
+        with ExitStack() as stack:
+            stack.enter_context(force_determinism(resolved.config))
+            stack.enter_context(allow_bf16_attention(resolved.config))
+            self._hooks, world = set_up(resolved, rank_info, listens=False)
+            self._opened, self._data, self._saver, self._progress, _ = begin(world, resolved, self._hooks, rank_info)
+            self._saved = self._progress.step
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Save what is not saved, and part from the other ranks. After an error do neither: ranks may be apart."""
+        with self._stack:
+            if kind is None:
+                self.save()
+                self._saver.wait()
+                world, self._opened = self._run.world, None
+                self._hooks.teardown(world)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as the strategy wraps it."""
+        return self._run.model
+
+    @property
+    def is_main(self) -> bool:
+        """True on one rank: the one that prints."""
+        return self._run.world.is_main
+
+    @property
+    def progress(self) -> Progress:
+        """Steps, epochs and rows done, after the last ``step.apply()``."""
+        return self._progress
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yield the steps that are left; raises TaskError for one that is left without ``step.apply()``."""
+        run, hooks, task = self._run, self._hooks, self._resolved.task
+        for micros, with_loss, finish in steps_ahead(run, hooks, task, self._data.train, self._progress):
+            run.model.train()  # the user's code may have evaluated
+            step = SessionStep(run, hooks, task, micros, with_loss)
+            step.ended = partial(self._end_step, finish)
+            yield step
+            if step.result is None:
+                raise TaskError(f"Session: step {self._progress.step + 1} was left without step.apply()")
+
+    def _end_step(self, finish: Callable[[StepResult], Progress], result: StepResult) -> None:
+        self._progress = finish(result)
+        self._saver.check()
+        if is_due(self._progress.step, self._run.config.save_every):
+            self.save()
+
+    def mean(self, share: Tensor) -> float:
+        """Return the mean loss over the global batch from this rank's ``share``, as ``step.gradients`` returns it."""
+        run = self._run
+        mine = share.detach() if run.world.is_shard_leader else torch.zeros((), device=run.world.device)
+        total = self._hooks.reduce_loss(run, mine.double()[None]).item()
+        return total / float(run.loss_multiplier)
+
+    def save(self) -> None:
+        """Commit a checkpoint, unless that of this step is there."""
+        if self._saved != self._progress.step:
+            self._saver.save(self._progress, None)
+            self._saved = self._progress.step
+
+    @property
+    def _run(self) -> Run:
+        if self._opened is None:
+            raise TaskError("Session: is not open; use it in `with Session(...) as session:`")
+        return self._opened
+
+
+class SessionStep(OwnStep):
+    """A step of a session, whose ``apply`` also ends it; implements ``distcore.Step``."""
+
+    ended: Callable[[StepResult], None]
+    """Ends the step, once the optimizer has stepped."""
+
+    def apply(self) -> None:
+        """Clip the gradients, step the optimizer and the schedule, and save a checkpoint if one is due."""
+        if self.result is not None:
+            raise TaskError("Session: step.apply() was called twice in one step")
+        super().apply()
+        assert self.result is not None
+        self.ended(self.result)
+
+
+class Loop(Simple):
+    """The task of a session: its rows and its model. The loss comes with each step."""
+
+    metrics: ClassVar[Mapping[str, Direction]] = {}
+
+    def __init__(self, build: Callable[[], nn.Module], rows: Any, collate: Callable[[list[Any]], Batch] | None) -> None:
+        self._build, self._rows, self._collate = build, rows, collate
+
+    def collate(self, rows: list[Any]) -> Batch:
+        """Return rows as a batch, by the user's function if there is one."""
+        return self._collate(rows) if self._collate else super().collate(rows)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the rows: as they are, if they are a ``distcore.Dataset``."""
+        rows = self._rows if hasattr(type(self._rows), "batch") else given_rows(self._rows, self)
+        return Datasets(train=rows, evaluation=rows, test=rows)
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        return self._build()
+
+    def train_step(self, step: Step) -> Tensor:
+        """Say that the core makes no step: a strategy that cannot have it otherwise is refused."""
+        raise NotImplementedError
+
+    def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
+        """Refuse a step without a loss."""
+        raise TaskError("Session: step.gradients() needs your loss: a function of model and batch that returns a sum")
+
+
+def _check_unheard(config: RunConfig) -> None:
+    """Raise ConfigError for keys that a session would ignore."""
+    given = {key: value for key in UNHEARD if (value := getattr(config, key))}
+    usual = RunConfig().extensions
+    given |= {f"extensions.{name}": on for name, on in config.extensions.items() if on and usual.get(name) != on}
+    for key, value in given.items():
+        raise ConfigError(f"{key} = {value}: a Session has your loop, and no evaluation, listener or restart; drop it")
