@@ -128,7 +128,7 @@ class Job:
                 os.killpg(agent.pid, signal.SIGKILL)
             agent.wait()
         for node in self.nodes:
-            for pid in [*node.ranks(), *node.find("distcore.launchers.agent")]:
+            for pid in [*node.ranks(), *node.find("distcore_clusters.agent")]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -39,7 +39,7 @@ ELSEWHERE = {
     "exports": {"huggingface": "tasks"},
     "extensions": dict.fromkeys(("profile", "stopwatch"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
-    "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh"), "clusters") | {"ray": "ray"},
+    "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
     "readers": {"files": "data"},
 }

@@ -22,12 +22,13 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("RANK", raising=False)
 
 
+@pytest.mark.needs("distcore-clusters")
 def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--launcher torchrun --nproc 2 --env A=b --lr 0.1 --log-dir logs --set clip.norm=2 --dry-run"
     assert main(["train", *flags.split()]) == 0
     printed = capsys.readouterr().out
     variables = f"TORCH_CPP_LOG_LEVEL=ERROR A=b DISTCORE_LOG_DIR={Path.cwd()}/logs"
-    assert printed.startswith(f"{variables} {sys.executable} -m distcore.launchers.agent ")
+    assert printed.startswith(f"{variables} {sys.executable} -m distcore_clusters.agent ")
     assert printed.endswith("--module distcore train --lr 0.1 --set clip.norm=2 --set nproc=auto\n")
     assert not list(Path.cwd().iterdir())
 
@@ -40,15 +41,15 @@ def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--launcher torchrn", "no launcher named 'torchrn' (installed: "),
-        ("--launcher torchrn", "(did you mean 'torchrun'?)"),
-        ("--launcher torchrun --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
+        ("--launcher locl", "no launcher named 'locl' (installed: "),
+        ("--launcher locl", "(did you mean 'local'?)"),
+        ("--launcher local --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
         ("--hostfile hosts --include host9", "--include host9: no machine 'host9' (did you mean 'h"),
         ("--nodes 2", "--launcher local takes no --nodes: it starts ranks here; --launcher ssh"),
-        ("--launcher torchrun --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
+        ("--launcher local --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
         ("--env A", "--env: 'A': expected NAME=VALUE"),
-        ("--launcher torchrun --lr fast", "lr = 'fast'"),
-        ("--launcher torchrun --sweep lr=1,2", "--sweep starts its runs on this machine"),
+        ("--launcher local --nproc 1 --env A=b --lr fast", "lr = 'fast'"),
+        ("--launcher local --env A=b --sweep lr=1,2", "--sweep starts its runs on this machine"),
         ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
     ],
 )  # fmt: skip
@@ -81,13 +82,13 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
     assert main(["train", "--launcher", f"{name}:value"]) == 2
     how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['launchers'][name]}")
     assert capsys.readouterr().err == (
-        f"error: no launcher named {name!r} (installed: local, torchrun). Install it with: {how}\n"
+        f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
     )
 
 
 def test_the_help_lists_the_launchers_that_are_installed(core_alone: None) -> None:
     text = command_parser("train")._option_string_actions["--launcher"].help
-    assert text == "launcher that starts the ranks: local, torchrun"
+    assert text == "launcher that starts the ranks: local"
 
 
 def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

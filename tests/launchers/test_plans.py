@@ -10,12 +10,10 @@ import pytest
 from distcore.errors import ConfigError
 from distcore.launchers import Command, Here, Host, Launcher, LaunchPlan, LaunchSpec, run_command
 from distcore.launchers.local import LocalLauncher
-from distcore.launchers.torchrun import TorchrunLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
 HOSTS = (Host(name="host0", slots=2), Host(name="host1", slots=2, chosen=(3, 1)))
 SPEC = LaunchSpec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE)
-RANK = "train c.yaml --lr 0.1 --set nproc=auto"
 
 
 def lines(launcher: Launcher, **asked: Any) -> list[str]:
@@ -34,34 +32,9 @@ def test_local_leaves_the_number_of_ranks_to_the_config() -> None:
     assert lines(LocalLauncher()) == ["A='b c' /py -m distcore train c.yaml --lr 0.1"]
 
 
-def test_torchrun_is_an_agent_that_meets_the_others() -> None:
-    assert lines(TorchrunLauncher(), value="host0:29500", nodes=(2, 2), nproc=4) == [
-        "TORCH_CPP_LOG_LEVEL=ERROR A='b c' /py -m distcore.launchers.agent --nnodes 2 --nproc-per-node 4 "
-        "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id distcore --rdzv-conf last_call_timeout=10 "
-        f"--max-restarts 0 --shutdown-timeout 600 --module distcore {RANK}"
-    ]
-
-
-def test_elastic_torchrun_has_a_range_of_nodes_and_restarts_by_itself() -> None:
-    asked = {"nodes": (1, 3), "nproc": 2, "out": "o", "resume": "auto", "global_batch_size": 12, "max_restarts": 5}
-    (line,) = lines(TorchrunLauncher(), value="host0:1", **asked)
-    assert "--nnodes 1:3 " in line
-    assert "--max-restarts 5 " in line
-    assert line.endswith(f"{RANK} --set max_restarts=0")
-
-
 REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
     (LocalLauncher(), {"nodes": (2, 2)}, r"^--launcher local takes no --nodes: it starts ranks here"),
     (LocalLauncher(), {"hosts": HOSTS}, r"^--launcher local starts ranks here, not on host0, host1; --launcher ssh"),
-    (TorchrunLauncher(), {}, r"^--launcher torchrun: say how many ranks each machine gets: --nproc N$"),
-    (TorchrunLauncher(), {"nproc": 1, "nodes": (2, 2)}, r"say where the nodes meet"),
-    (TorchrunLauncher(), {"nproc": 1, "value": "host0"}, r"^--launcher torchrun:host0: expected torchrun:HOST:PORT$"),
-    (TorchrunLauncher(), {"nproc": 1, "max_restarts": 1}, r"^--max-restarts 1 starts ranks again, .*: add --out DIR"),
-    (
-        TorchrunLauncher(),
-        {"nproc": 2, "value": "h:1", "nodes": (1, 3), "out": "o", "resume": "auto", "global_batch_size": 32},
-        r"^--nodes 1:3: global_batch_size = 32 cannot be shared by 3 \* 2 ranks; choose a number that 2 and 4 and 6",
-    ),
 ]  # fmt: skip
 
 

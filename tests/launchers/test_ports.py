@@ -16,7 +16,7 @@ from distcore.distributed.process_group import join_process_group, open_store
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.contract import RankInfo
 
-AGENT = [sys.executable, "-m", "distcore.launchers.agent", "--nproc-per-node", "1"]
+AGENT = [sys.executable, "-m", "distcore_clusters.agent", "--nproc-per-node", "1"]
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def test_the_variables_of_ranks_name_it(
         meet(RankInfo(rank=0, size=2, local_size=2, launcher="torchrun", master_addr=address, master_port=port))
 
 
+@pytest.mark.needs("distcore-clusters")
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("flags", "instead"),

@@ -104,7 +104,7 @@ def test_sigterm_to_the_ssh_launcher_stops_all_machines_with_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.needs("distcore-ddp", "distcore-tasks")
+@pytest.mark.needs("distcore-clusters", "distcore-ddp", "distcore-tasks")
 @pytest.mark.timeout(4 * DEADLINE)
 @pytest.mark.parametrize("what", ["a rank is killed", "a node joins later"])
 def test_agents_start_all_ranks_again(what: str, folder: Path, start: Callable[[str], subprocess.Popen[str]]) -> None:

@@ -33,7 +33,7 @@ def slow(node: Machine, folder: Path) -> subprocess.Popen[str]:
 
 
 def is_quiet(nodes: tuple[Machine, ...]) -> bool:
-    return not any(node.find("distcore.launchers.agent") or node.ranks() for node in nodes)
+    return not any(node.find("distcore_clusters.agent") or node.ranks() for node in nodes)
 
 
 def newest(folder: Path) -> int:

@@ -68,7 +68,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_another_one_goes_on(
     )
     first, second = (start(node, tmp_path, flags) for node in nodes)
     wait_for((tmp_path / "run/checkpoints/step-00000005").exists, first, second)
-    (agent,) = nodes[1].find("distcore.launchers.agent")
+    (agent,) = nodes[1].find("distcore_clusters.agent")
     os.kill(agent, signal.SIGKILL)
     wait_for(lambda: not nodes[1].ranks(), first, seconds=30)  # within timeout: it is not the lost peer that ends them
     second = start(nodes[1], tmp_path, flags)

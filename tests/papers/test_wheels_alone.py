@@ -130,7 +130,7 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
     how = f"pip install --find-links {distributions} distcore-{ELSEWHERE['launchers'][name]}"
     assert (done.returncode, done.stdout) == (2, "")
     assert after_first_line(done.stderr) == (
-        f"error: no launcher named {name!r} (installed: local, torchrun). Install it with: {how}\n"
+        f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
     )
 
 

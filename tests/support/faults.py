@@ -22,7 +22,7 @@ def send(number: signal.Signals, to: str, seconds: float = 0) -> Fault:
     """Return the fault that signals the rank or the agent of a machine. Stopped processes continue at its end."""
 
     def strike(node: Machine, disk: Path) -> tuple[float, Callable[[], object]]:
-        pids = node.ranks() if to == "rank" else node.find("distcore.launchers.agent")
+        pids = node.ranks() if to == "rank" else node.find("distcore_clusters.agent")
         for pid in pids:
             os.kill(pid, number)
 

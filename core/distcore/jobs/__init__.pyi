@@ -15,6 +15,7 @@ from distcore.jobs.logs import set_up_logging as set_up_logging
 from distcore.jobs.train import check as check
 from distcore.launchers.processes.contexts import handle_stop_signals as handle_stop_signals
 from distcore.launchers.processes.contexts import raise_on_sigterm as raise_on_sigterm
+from distcore.launchers.processes.contexts import silence_torchelastic as silence_torchelastic
 from distcore.launchers.processes.cores import crowding_warning as crowding_warning
 from distcore.launchers.processes.cores import threads_chosen as threads_chosen
 from distcore.launchers.processes.cores import threads_per_rank as threads_per_rank
@@ -39,6 +40,9 @@ from distcore.plugin.strategy.tally import Tally as Tally
 from distcore.plugin.task.bound import BoundTask as BoundTask
 from distcore.plugin.task.per_epoch import in_epoch as in_epoch
 from distcore.rank_environment import join as join
+from distcore.rank_environment.network import address_towards as address_towards
+from distcore.rank_environment.network import is_here as is_here
+from distcore.rank_environment.network import port_for_ranks as port_for_ranks
 from distcore.registry import offers as offers
 from distcore.resolve import strategies as strategies
 from distcore.resolve.absolute_paths import with_absolute_paths as with_absolute_paths

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from distcore.launchers.contract import Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
+from distcore.launchers.contract import AGENT_VARIABLE, Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
 from distcore.launchers.planning import (
-    agent_command,
     check_restarts,
+    gpus_of,
     need_nproc,
+    only_host,
     rank_variables,
     refuse,
     train_command,
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "AGENT_VARIABLE",
     "Command",
     "Here",
     "Host",
     "LaunchPlan",
     "LaunchSpec",
     "Launcher",
-    "agent_command",
     "check_programs",
     "check_restarts",
+    "gpus_of",
     "launch",
     "need_nproc",
+    "only_host",
     "rank_variables",
     "refuse",
     "run_command",

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+AGENT_VARIABLE = "DISTCORE_AGENT"
+"""Environment variable with the process id of the agent that started this rank, which dies with it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Host, LaunchPlan, LaunchSpec
-from distcore.launchers.planning import gpus_of, rank_variables, refuse
+from distcore.launchers.contract import Command, LaunchPlan, LaunchSpec
+from distcore.launchers.planning import gpus_of, only_host, rank_variables, refuse
 from distcore.launchers.running import run_command
 
 
@@ -24,11 +23,3 @@ class LocalLauncher:
     def run(self, plan: LaunchPlan) -> int:
         """Become the supervisor."""
         return run_command(plan)
-
-
-def only_host(name: str, spec: LaunchSpec) -> Host | None:
-    """Return the machine of a launcher that starts ranks here; raises ConfigError for several."""
-    if spec.hosts and len(spec.hosts) > 1:
-        names = ", ".join(host.name for host in spec.hosts)
-        raise ConfigError(f"--launcher {name} starts ranks here, not on {names}; --launcher ssh starts them there")
-    return spec.hosts[0] if spec.hosts else None

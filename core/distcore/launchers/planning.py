@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Command, Host, LaunchSpec
+from distcore.launchers.contract import Host, LaunchSpec
 from distcore.launchers.processes.binding import BIND_VARIABLE
 from distcore.launchers.processes.log_files import LOG_DIR_VARIABLE
 
-CPP_LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
-AGENT = "distcore.launchers.agent"
-"""The module that runs torchelastic's agent."""
-LIFELINE = "--lifeline"
-"""The agent's flag, its first: end when stdin ends."""
-
-
-def train_arguments(spec: LaunchSpec) -> tuple[str, ...]:
-    """Return the arguments of ``distcore`` for a rank that the launcher's engine starts."""
-    # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
-    restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()  # they are the engine's business
-    return ("train", *spec.train, "--set", "nproc=auto", *restarts)
 
 
 def train_command(spec: LaunchSpec) -> tuple[str, ...]:
-    """Return the command of a rank that the launcher's engine starts."""
-    return (spec.here.python, "-m", "distcore", *train_arguments(spec))
+    """Return the command of a rank that the launcher's engine starts: Python, ``-m``, ``distcore``, its arguments."""
+    # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
+    restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()  # they are the engine's business
+    return (spec.here.python, "-m", "distcore", "train", *spec.train, "--set", "nproc=auto", *restarts)
 
 
 def rank_variables(spec: LaunchSpec) -> dict[str, str]:
@@ -41,30 +31,19 @@ def variables_elsewhere(spec: LaunchSpec) -> dict[str, str]:
     return {**spec.here.environment, **rank_variables(spec)}
 
 
-def agent_command(spec: LaunchSpec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False) -> Command:
-    """Return the command of torchelastic's agent, which starts the ranks of one machine.
-
-    ``flags`` are torchrun's; ``host`` has the chosen GPUs. With ``elsewhere`` the agent gets the variables for another
-    machine, and ends, after a checkpoint of its ranks, when its stdin ends: with the connection that started it.
-    """
-    lifeline, variables = ((LIFELINE,), variables_elsewhere(spec)) if elsewhere else ((), rank_variables(spec))
-    words = (spec.here.python, "-m", AGENT, *lifeline, *flags, "--module", "distcore", *train_arguments(spec))
-    return Command(words=words, environment={**quiet_agent(spec), **variables, **gpus_of(host)})
-
-
-def quiet_agent(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variable that keeps warnings of torch's C++, with stack traces, off the screen of an agent.
-
-    Where the caller has set it, that stays.
-    """
-    return {CPP_LOG_VARIABLE: spec.here.environment.get(CPP_LOG_VARIABLE, "ERROR")}
-
-
 def gpus_of(host: Host | None) -> dict[str, str]:
     """Return the variable for the chosen GPUs of ``host``, in their order."""
     if host is None or host.chosen is None:
         return {}
     return {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
+
+
+def only_host(name: str, spec: LaunchSpec) -> Host | None:
+    """Return the machine of a launcher that starts ranks here; raises ConfigError for several."""
+    if spec.hosts and len(spec.hosts) > 1:
+        names = ", ".join(host.name for host in spec.hosts)
+        raise ConfigError(f"--launcher {name} starts ranks here, not on {names}; --launcher ssh starts them there")
+    return spec.hosts[0] if spec.hosts else None
 
 
 def refuse(name: str, given: Mapping[str, object], instead: str) -> None:

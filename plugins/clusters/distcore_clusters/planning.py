@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from zlib import crc32
 
 from distcore import ConfigError
-from distcore.launchers import Host, LaunchSpec
+from distcore.launchers import Command, Host, LaunchSpec, gpus_of, rank_variables, train_command, variables_elsewhere
+
+CPP_LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
+AGENT = "distcore_clusters.agent"
+"""The module that runs torchelastic's agent."""
+LIFELINE = "--lifeline"
+"""The agent's flag, its first: end when stdin ends."""
 
 
 def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:
@@ -50,3 +57,22 @@ def need_out(name: str, spec: LaunchSpec, why: str) -> None:
     """Raise ConfigError without ``--out``: each attempt would begin in a folder of its own."""
     if not spec.out:
         raise ConfigError(f"--launcher {name}: {why}: add --out DIR")
+
+
+def agent_command(spec: LaunchSpec, flags: Sequence[str], host: Host | None = None, elsewhere: bool = False) -> Command:
+    """Return the command of torchelastic's agent, which starts the ranks of one machine.
+
+    ``flags`` are torchrun's; ``host`` has the chosen GPUs. With ``elsewhere`` the agent gets the variables for another
+    machine, and ends, after a checkpoint of its ranks, when its stdin ends: with the connection that started it.
+    """
+    lifeline, variables = ((LIFELINE,), variables_elsewhere(spec)) if elsewhere else ((), rank_variables(spec))
+    words = (spec.here.python, "-m", AGENT, *lifeline, *flags, "--module", *train_command(spec)[2:])
+    return Command(words=words, environment={**quiet_agent(spec), **variables, **gpus_of(host)})
+
+
+def quiet_agent(spec: LaunchSpec) -> dict[str, str]:
+    """Return the variable that keeps warnings of torch's C++, with stack traces, off the screen of an agent.
+
+    Where the caller has set it, that stays.
+    """
+    return {CPP_LOG_VARIABLE: spec.here.environment.get(CPP_LOG_VARIABLE, "ERROR")}

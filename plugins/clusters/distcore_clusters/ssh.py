@@ -14,8 +14,8 @@ import time
 from contextlib import ExitStack
 
 from distcore import ConfigError, RankError, StoppedError
-from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, agent_command, check_programs, refuse, write_files
-from distcore_clusters.planning import fixed_nodes, limited, port_of
+from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, check_programs, refuse, write_files
+from distcore_clusters.planning import agent_command, fixed_nodes, limited, port_of
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 """No question for a password, and an end within 45 seconds where the machine or the link is gone."""

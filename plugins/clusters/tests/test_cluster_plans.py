@@ -15,6 +15,7 @@ from distcore_clusters.mpi import MpiLauncher
 from distcore_clusters.planning import limited
 from distcore_clusters.slurm import PREEMPTED, SlurmLauncher
 from distcore_clusters.ssh import SshLauncher
+from distcore_clusters.torchrun import TorchrunLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
 HOSTS = (Host(name="host0", slots=2), Host(name="host1", slots=2, chosen=(3, 1)))
@@ -26,6 +27,22 @@ def lines(launcher: Launcher, **asked: Any) -> list[str]:
     return str(launcher.plan(replace(SPEC, **asked))).splitlines()
 
 
+def test_torchrun_is_an_agent_that_meets_the_others() -> None:
+    assert lines(TorchrunLauncher(), value="host0:29500", nodes=(2, 2), nproc=4) == [
+        "TORCH_CPP_LOG_LEVEL=ERROR A='b c' /py -m distcore_clusters.agent --nnodes 2 --nproc-per-node 4 "
+        "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id distcore --rdzv-conf last_call_timeout=10 "
+        f"--max-restarts 0 --shutdown-timeout 600 --module distcore {RANK}"
+    ]
+
+
+def test_elastic_torchrun_has_a_range_of_nodes_and_restarts_by_itself() -> None:
+    asked = {"nodes": (1, 3), "nproc": 2, "out": "o", "resume": "auto", "global_batch_size": 12, "max_restarts": 5}
+    (line,) = lines(TorchrunLauncher(), value="host0:1", **asked)
+    assert "--nnodes 1:3 " in line
+    assert "--max-restarts 5 " in line
+    assert line.endswith(f"{RANK} --set max_restarts=0")
+
+
 def test_ssh_starts_an_agent_on_each_machine_of_the_hostfile() -> None:
     first, second = SshLauncher().plan(replace(SPEC, hosts=HOSTS, log_dir="/logs")).commands
     assert first.words[:-1] == (
@@ -33,12 +50,12 @@ def test_ssh_starts_an_agent_on_each_machine_of_the_hostfile() -> None:
     )  # fmt: skip
     assert first.words[-1] == (
         "cd '/work dir' && exec env TORCH_CPP_LOG_LEVEL=ERROR NCCL_DEBUG=INFO A='b c' DISTCORE_LOG_DIR=/logs /py "
-        "-m distcore.launchers.agent --lifeline --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr host0 "
+        "-m distcore_clusters.agent --lifeline --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr host0 "
         f"--master-port 14042 --shutdown-timeout 600 --module distcore {RANK}"
     )
     assert second.host == "host1"
     assert (
-        " CUDA_VISIBLE_DEVICES=3,1 /py -m distcore.launchers.agent --lifeline --nnodes 2 --node-rank 1 "
+        " CUDA_VISIBLE_DEVICES=3,1 /py -m distcore_clusters.agent --lifeline --nnodes 2 --node-rank 1 "
         in (second.words[-1])
     )
 
@@ -161,6 +178,15 @@ def _read(models: Any, kind: Any, tree: Any) -> Any:
 
 
 REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
+    (TorchrunLauncher(), {}, r"^--launcher torchrun: say how many ranks each machine gets: --nproc N$"),
+    (TorchrunLauncher(), {"nproc": 1, "nodes": (2, 2)}, r"say where the nodes meet"),
+    (TorchrunLauncher(), {"nproc": 1, "value": "host0"}, r"^--launcher torchrun:host0: expected torchrun:HOST:PORT$"),
+    (TorchrunLauncher(), {"nproc": 1, "max_restarts": 1}, r"^--max-restarts 1 starts ranks again, .*: add --out DIR"),
+    (
+        TorchrunLauncher(),
+        {"nproc": 2, "value": "h:1", "nodes": (1, 3), "out": "o", "resume": "auto", "global_batch_size": 32},
+        r"^--nodes 1:3: global_batch_size = 32 cannot be shared by 3 \* 2 ranks; choose a number that 2 and 4 and 6",
+    ),
     (SshLauncher(), {}, r"^--launcher ssh: on which machines\? --hostfile FILE"),
     (SshLauncher(), {"hosts": HOSTS, "nodes": (1, 2)}, r"^--nodes 1:2: --launcher ssh starts a fixed number; --l"),
     (SshLauncher(), {"hosts": HOSTS, "nodes": (3, 3)}, r"^--nodes 3: there are 2 machines: host0, host1$"),

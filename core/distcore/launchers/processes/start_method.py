@@ -13,9 +13,8 @@ from typing import Literal
 
 from distcore.distributed.devices import why_not_fork
 from distcore.errors import ConfigError
+from distcore.launchers.contract import AGENT_VARIABLE
 
-AGENT_VARIABLE = "DISTCORE_AGENT"
-"""Environment variable with the process id of the agent that started this rank, by ``distcore.launchers.agent``."""
 PR_SET_PDEATHSIG = 1
 """From Linux's prctl.h: the signal that a process gets when its parent dies."""
 

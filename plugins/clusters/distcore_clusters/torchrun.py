@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from distcore.errors import ConfigError
-from distcore.launchers.contract import LaunchPlan, LaunchSpec
-from distcore.launchers.local import only_host
-from distcore.launchers.planning import agent_command, check_restarts, need_nproc
-from distcore.launchers.running import run_command
+from distcore import ConfigError
+from distcore.launchers import LaunchPlan, LaunchSpec, check_restarts, need_nproc, only_host, run_command
+from distcore_clusters.planning import agent_command
 
 LAST_CALL = 10
 """Seconds that nodes wait for further nodes once the minimum is there."""

@@ -1,4 +1,4 @@
-"""torchelastic's agent with torchrun's flags, ready to use: ``python -m distcore.launchers.agent FLAGS …``.
+"""torchelastic's agent with torchrun's flags, ready to use: ``python -m distcore_clusters.agent FLAGS …``.
 
 It does the chores that torchrun leaves to the user: a new store for every attempt, an address of this machine for the
 others, and a host for the rendezvous. It ends with the exit status of the first failed rank, without tracebacks of its
@@ -24,11 +24,10 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from distcore.errors import ConfigError, RankError
-from distcore.launchers.planning import LIFELINE
-from distcore.launchers.processes.contexts import silence_torchelastic
-from distcore.launchers.processes.start_method import AGENT_VARIABLE
-from distcore.rank_environment.network import address_towards, is_here, port_for_ranks
+from distcore import ConfigError, RankError
+from distcore.jobs import address_towards, is_here, port_for_ranks, silence_torchelastic
+from distcore.launchers import AGENT_VARIABLE
+from distcore_clusters.planning import LIFELINE
 
 LOOK = 5.0
 """Seconds between two looks at the machine where nodes meet, and that one may take."""
@@ -74,7 +73,7 @@ def _parse(words: list[str]) -> Namespace:
         del words[at : at + 2]
     arguments: Namespace = parser.parse_args(words)
     if "OMP_NUM_THREADS" not in os.environ:
-        from distcore.launchers.processes.cores import threads_per_rank
+        from distcore.jobs import threads_per_rank
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(arguments.nproc_per_node)))
     if arguments.rdzv_backend == "c10d":
