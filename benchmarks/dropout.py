@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from distcore.config import RunConfig
 from distcore.model.dropout import draw_cheaply
-from distcore.model.row_dropout import masks_by_row
+from distcore.model.row_dropout import use_row_masks
 
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 WAYS = ("torch", "rank", "row", "off")
@@ -41,7 +41,7 @@ def model_of(way: str) -> Any:
 
 def seconds_of(way: str, model: Any, tokens: torch.Tensor, mask: torch.Tensor, step: int) -> float:
     run: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks=way))
-    with masks_by_row(run) as masks:
+    with use_row_masks(run) as masks:
         if masks:
             masks.key = step
             masks.begin_rows(np.arange(len(tokens)))

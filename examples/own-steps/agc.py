@@ -11,7 +11,7 @@ class AGC(Digits):
     """Clips row by row."""
 
     bound: float = 0.01
-    """Largest norm of a unit's gradient, as a part of the norm of its weights."""
+    """Largest norm of a unit's gradient, relative to the norm of its weights."""
 
     @torch.no_grad()
     def train_step(self, step):

@@ -1,4 +1,4 @@
-"""What the examples have in common: handwritten digits and a small network."""
+"""Data and model of the examples: handwritten digits and a small network."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -10,7 +10,7 @@ from distcore import Simple
 
 
 class Digits(Simple):
-    """Digits of 8 x 8 pixels; a row also says whether it is a support row, for algorithms that need some."""
+    """Digits of 8 x 8 pixels. Every second row is marked as a support row, for algorithms that need them."""
 
     def data(self):
         images, labels = load_digits(return_X_y=True)

@@ -8,7 +8,7 @@ from digits import Digits
 
 @dataclass(frozen=True)
 class FOMAML(Digits):
-    """Each global batch is one task of meta-learning: half its rows support, half ask."""
+    """Each global batch is one task of meta-learning: half its rows are support rows, half are query rows."""
 
     inner_lr: float = 0.1
     """Rate of the inner steps."""

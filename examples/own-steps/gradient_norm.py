@@ -8,12 +8,12 @@ from digits import Digits
 
 @dataclass(frozen=True)
 class GradientNorm(Digits):
-    """Mixes the gradient here with that of weights further up."""
+    """Mixes the gradient of the weights with the gradient at weights uphill of them."""
 
     radius: float = 0.05
-    """Distance of these weights."""
+    """Distance of the weights uphill."""
     alpha: float = 0.7
-    """Part of the gradient there: the penalty divided by the radius."""
+    """Fraction of the gradient uphill in the mix: the penalty divided by the radius."""
 
     def train_step(self, step):
         loss = step.gradients()

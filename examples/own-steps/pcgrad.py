@@ -1,4 +1,4 @@
-"""Gradient surgery, PCGrad (Yu et al. 2020): of two conflicting gradients each loses its part against the other."""
+"""Gradient surgery, PCGrad (Yu et al. 2020): two conflicting gradients each lose the part that opposes the other."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 @dataclass(frozen=True)
 class PCGrad(Digits):
-    """Learns digits, and whether they are odd, without one in the way of the other."""
+    """Learns digits and whether they are odd, without conflict between the two losses."""
 
     def is_odd(self, model, batch):
         logits = model(batch[0])

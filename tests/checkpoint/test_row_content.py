@@ -73,7 +73,7 @@ def test_many_rows_are_read_beside_the_run() -> None:
     rows = [(index, index % 3) for index in range(ROWS)]
     aside = content(rows, seconds=0)
     assert aside.known is None
-    aside.go_on_aside()
+    aside.continue_in_background()
     deadline = time.monotonic() + 30
     while aside.known is None and time.monotonic() < deadline:
         time.sleep(0.01)

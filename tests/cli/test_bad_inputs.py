@@ -168,7 +168,7 @@ VALUES = {
     "--optimizer sgd --set optimizer.betas=[0.9,0.9]": r"unknown key 'optimizer.betas': sgd has weight_decay, ",
     "--set 'optimizer.groups=[{match: head}]'": r"optimizer.groups.0 = .*: expected lr or lr_scale",
     "--set 'optimizer.groups=[{match: haed, lr: 0.1}]' --strategy ddp --nproc 2": (
-        r"optimizer.groups.0.match = 'haed': is found in no trained parameter's name; names are such as bert"
+        r"optimizer.groups.0.match = 'haed': matches no trained parameter's name; names are such as bert"
     ),
     "--set optimizer.layer_decay=2": r"optimizer.layer_decay = 2: .*less than or equal to 1",
     "--set optimizer.weight_decay=-1": r"optimizer.weight_decay = -1",

@@ -218,7 +218,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         (phased(), r"phases\(\) returned none"),
         (phased(wrong=r"^head"), r"phases\(\) returned \{'wrong': '\^head'\}; expected a dict of distcore.Phase"),
         (phased(Phase("head", loss)), r"phases\(\) has no phase for the parameter 'embedding.weight'; add it"),
-        (phased(Phase("", loss), Phase("tail", loss)), r"\['phase 1'\].match = 'tail': is found in no trained param"),
+        (phased(Phase("", loss), Phase("tail", loss)), r"\['phase 1'\].match = 'tail': matches no trained param"),
         (
             phased(Phase("", loss, {"beta": 1})),
             r"'adamw' has no setting 'beta' .*\(did you mean 'betas'\?\) \(it has",

@@ -63,8 +63,8 @@ def test_a_resume_with_other_frozen_parameters_is_refused(rows: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [
-        ("embedings", r"^freeze = 'embedings': is found in no parameter's name; names are such as bert\.emb.*, "),
-        (".", r"^freeze = '\.': is found in every parameter's name; names are such as "),
+        ("embedings", r"^freeze = 'embedings': matches no parameter's name; names are such as bert\.emb.*, "),
+        (".", r"^freeze = '\.': matches every parameter's name; names are such as "),
         ("(", r"^freeze = '\(': not a regular expression: missing \), "),
     ],
 )

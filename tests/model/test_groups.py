@@ -94,9 +94,9 @@ def test_depths_of_models_of_the_hub() -> None:
     [
         (
             {"groups": [{"match": "haed", "lr": 0.1}]},
-            r"^optimizer.groups.0.match = 'haed': is found in no trained parameter's name; names are such as embed",
+            r"^optimizer.groups.0.match = 'haed': matches no trained parameter's name; names are such as embed",
         ),
-        ({"groups": [{"match": "frozen", "lr": 0.1}]}, "is found in no trained parameter's name"),
+        ({"groups": [{"match": "frozen", "lr": 0.1}]}, "matches no trained parameter's name"),
         ({"groups": [{"match": "head"}]}, r"optimizer.groups.0 = .*: expected lr or lr_scale, or weight_decay"),
         ({"groups": [{"match": "head", "lr": 1, "lr_scale": 1}]}, r"optimizer.groups.0 = .*: expected lr or lr_scale"),
         ({"groups": [{"match": "(", "lr": 0.1}]}, r"optimizer.groups.0.match = '\(': not a regular expression: miss"),

@@ -182,9 +182,9 @@ REFUSED = {
     "--lora 4 --set lora.targets=(": "lora.targets = '(': not a regular expression",
     "--lora 4 --set lora.targets=[]": "lora.targets = []: names no layer",
     "--lora 4 --set lora.targets=nothing": "'nothing': matches no layer's whole name; names are such as bert.",
-    "--lora 4 --freeze embeddings": "freeze = 'embeddings': is found in no parameter's name that LoRA trains",
-    "--lora 4 --freeze .": "freeze = '.': is found in every parameter's name that LoRA trains",
-    "--freeze embedings": "freeze = 'embedings': is found in no parameter's name; names are such as bert.",
+    "--lora 4 --freeze embeddings": "freeze = 'embeddings': matches no parameter's name that LoRA trains",
+    "--lora 4 --freeze .": "freeze = '.': matches every parameter's name that LoRA trains",
+    "--freeze embedings": "freeze = 'embedings': matches no parameter's name; names are such as bert.",
     "--task image-classification --model conv-tiny --lora 4": "is a ConvNet, not one of transformers",
 }
 """Flags, to what their error says."""

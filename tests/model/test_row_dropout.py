@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distcore import RowMasks, current_masks
 from distcore.errors import TaskError
-from distcore.model.row_dropout import masks_by_row
+from distcore.model.row_dropout import use_row_masks
 
 ROWS = np.array([4, 9, 2, 7])
 WIDTH = 512
@@ -23,7 +23,7 @@ WIDTH = 512
 
 @pytest.fixture
 def masks() -> Iterator[RowMasks]:
-    with masks_by_row(RUN) as made:
+    with use_row_masks(RUN) as made:
         assert made is not None
         yield made
 
@@ -136,7 +136,7 @@ def test_what_is_not_by_row_is_named_once(
 
 def test_torch_has_its_functions_back_after_a_run() -> None:
     before = (F.dropout, F.scaled_dot_product_attention)
-    with masks_by_row(RUN):
+    with use_row_masks(RUN):
         assert before != (F.dropout, F.scaled_dot_product_attention)
         assert torch.equal(F.dropout(torch.ones(3), training=False), torch.ones(3))
     assert before == (F.dropout, F.scaled_dot_product_attention)

@@ -1,4 +1,4 @@
-"""A digest of all training rows, for datasets whose ``content`` is one of samples."""
+"""A digest of all training rows, for datasets whose ``content`` covers only a sample of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from distcore.plugin.task.datasets import row_bytes_of
 from distcore.plugin.task.task import Dataset
 
 SECONDS = 5.0
-"""Seconds that a run waits for the digest before its first step. Afterwards a process reads the remaining rows."""
+"""Seconds that a run waits for the digest before its first step. Afterward a process reads the remaining rows."""
 
 
 class RowContent:
-    """The digest of all rows of a dataset, read once: at the start of a run or, where that takes long, beside it."""
+    """The digest of all rows of a dataset, computed at the start of a run, or in another process if that is slow."""
 
     def __init__(self, dataset: Dataset, seconds: float = SECONDS) -> None:
         """Read rows for at most ``seconds``."""
@@ -43,8 +43,8 @@ class RowContent:
             self._answer = None
         return self._known
 
-    def on_every_rank(self, run: Run, hooks: Hooks) -> str | None:
-        """Return the digest if every rank knows that of its own rows: machines differ in speed. Every rank calls."""
+    def gather(self, run: Run, hooks: Hooks) -> str | None:
+        """Return the digest if every rank has one already, as machines differ in speed. Every rank calls."""
         if self._rows is None:
             return None
         known = torch.tensor([self._known is not None], device=run.world.device)
@@ -57,7 +57,7 @@ class RowContent:
             self._read(float("inf"))
         return saved is None or self._known in (saved, None)
 
-    def go_on_aside(self) -> None:
+    def continue_in_background(self) -> None:
         """Read the remaining rows in a process of its own: a thread would share the dataset's open files."""
         if self._known is None and self._rows is not None:
             self._answer, sender = get_context("fork").Pipe(duplex=False)

@@ -19,10 +19,10 @@ from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
 from distcore.engine.updates import WithLoss, update_of
-from distcore.engine.whole_batch import whole_batch_step
+from distcore.engine.whole_batch import train_whole_batch
 from distcore.errors import TaskError
 from distcore.model import averages
-from distcore.model.row_dropout import RowMasks, masks_by_row
+from distcore.model.row_dropout import RowMasks, use_row_masks
 from distcore.plugin.batching.columns import Column, common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
@@ -54,7 +54,7 @@ def steps(
     collation is random.
     """
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
-    step_of = partial(whole_batch_step, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
+    step_of = partial(train_whole_batch, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
     passes, task_loss = hooks.passes_or(step_of), bound.loss_that_logs(run.log)
     update = update_of(run, hooks, bound, passes)
     for micros, with_loss, finish in steps_ahead(run, hooks, bound, dataset, progress):
@@ -73,7 +73,7 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
-    with masks_by_row(run) as masks, Prefetcher(run.world.device) as prefetcher:
+    with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
 
         def finish(result: StepResult) -> Progress:
             nonlocal progress
@@ -123,9 +123,10 @@ def scaled_loss(
     others: Mapping[str, Term] = NO_TERMS,
     masks: RowMasks | None = None,
 ) -> StepLoss:
-    """Return a function for a micro-batch's part of the step's mean loss, times ``run.loss_multiplier``; padding: 0.
+    """Return a function that computes a micro-batch's share of the mean loss, times ``run.loss_multiplier``.
 
-    ``others`` has the scale of each additional term of the loss, ``masks`` the dropout masks by row.
+    The share of a padding micro-batch is 0. ``others`` has the scale of each additional term of the loss, ``masks`` the
+    dropout masks by row.
     """
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:

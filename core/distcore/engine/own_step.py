@@ -1,4 +1,4 @@
-"""Steps that a task makes itself, by a handle under the strategy."""
+"""Steps that a task makes itself, through a handle that calls the strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distcore.plugin.task.task import Batch
 
 
 class OwnStep:
-    """One step, as ``train_step`` of a task gets it; implements ``distcore.Step``."""
+    """One step, as a task's ``train_step`` receives it; implements ``distcore.Step``."""
 
     def __init__(
         self,
@@ -28,16 +28,16 @@ class OwnStep:
         micros: Sequence[tuple[MicroBatch, Batch]],
         with_loss: Callable[[Loss], StepLoss],
     ) -> None:
-        reshard(run.module)  # an evaluation may have left parameters gathered: others than the optimizer's
+        reshard(run.module)  # after an evaluation they may be gathered, and so not the tensors that the optimizer steps
         self._run, self._hooks, self._micros, self._with_loss = run, hooks, micros, with_loss
-        self._usual = task.loss_that_logs(run.log)
-        self._begun = torch.initial_seed()
+        self._task_loss = task.loss_that_logs(run.log)
+        self._seed = torch.initial_seed()
         self._last = True
         self.result: StepResult | None = None
 
     @property
     def micro_batches(self) -> range:
-        """Numbers of this rank's micro-batches: as many on every rank."""
+        """Numbers of this rank's micro-batches; every rank has equally many."""
         return range(len(self._micros))
 
     @property
@@ -49,10 +49,10 @@ class OwnStep:
         """Return a micro-batch's share of the mean loss over the global batch."""
         micro, batch = self._micros[number]
         if number == 0:
-            seed(self._run.world.device, self._begun)  # each pass draws the same random numbers
+            seed(self._run.world.device, self._seed)  # each pass draws the same random numbers
         self._last = micro.last
         with self._hooks.accumulate(self._run, self._last):
-            return self._with_loss(loss or self._usual)(self._run.model, micro, batch)
+            return self._with_loss(loss or self._task_loss)(self._run.model, micro, batch)
 
     def backward(self, share: Tensor) -> Tensor:
         """Add the gradients of the share that ``forward`` returned last; return it detached."""
@@ -87,14 +87,14 @@ class OwnStep:
             parameter.grad = None
 
 
-def own_step(
+def take_own_step(
     run: Run,
     hooks: Hooks,
     task: BoundTask,
     micros: Sequence[tuple[MicroBatch, Batch]],
     with_loss: Callable[[Loss], StepLoss],
 ) -> tuple[Tensor, StepResult]:
-    """Have the task make one step; return its loss and the optimizer's result. Raises TaskError for neither of them."""
+    """Let the task make one step; return its loss and the optimizer's result. Raises TaskError if one is missing."""
     step = OwnStep(run, hooks, task, micros, with_loss)
     loss = task.train_step(step)
     if step.result is None:

@@ -66,20 +66,20 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     expected = _row_losses(run, task, padded.train, rows)
     undo = task.enable_padding_free(run.module)
     data = _select_logits(run, task, data)
-    apart = _difference(expected, _row_losses(run, task, data.train, rows))
-    apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
+    difference = _difference(expected, _row_losses(run, task, data.train, rows))
+    difference = float(broadcast_from_main(run, hooks, repr(difference)))  # machines may round differently
     bound = BOUNDS.get(config.precision, HALF)
-    compared = f"losses of {len(rows)} rows differ by {apart:.1e} from those with padding (bound: {bound:.0e})"
-    if apart <= bound:
+    compared = f"losses of {len(rows)} rows differ by {difference:.1e} from those with padding (bound: {bound:.0e})"
+    if difference <= bound:
         if run.world.is_main:
             log.debug("padding-free: on%s; %s", f": {why}" if why else "", compared)
-        return _with_facts(run, PaddingFree(on=True, why=why, difference=apart)), data
+        return _with_facts(run, PaddingFree(on=True, why=why, difference=difference)), data
     if asked == "on":
         raise ConfigError(f"padding_free = 'on': {compared}; use --padding-free off")
     undo()
     if run.world.is_main:
         log.warning("padding-free: off: %s", compared)
-    return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, why=compared, difference=apart)), padded
+    return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, why=compared, difference=difference)), padded
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
@@ -121,8 +121,8 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
     rows = training_plan(config, dataset).rows(0, 0)
     lengths = read(dataset.lengths, rows)
     rows = rows[np.argsort(lengths, kind="stable")]
-    most = (config.micro_batch_tokens or rows.size * int(lengths.max())) // max(1, int(lengths.max()))
-    count = max(1, min(CHECKED, most, len(rows)))
+    limit = (config.micro_batch_tokens or rows.size * int(lengths.max())) // max(1, int(lengths.max()))
+    count = max(1, min(CHECKED, limit, len(rows)))
     chosen: np.ndarray = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
     return chosen
 
@@ -143,5 +143,5 @@ def _difference(expected: Tensor, actual: Tensor) -> float:
     if expected.shape != actual.shape:
         return float("inf")
     scale = expected.abs().mean().item()
-    apart = (expected - actual).abs().max().item()
-    return apart / scale if scale else apart
+    difference = (expected - actual).abs().max().item()
+    return difference / scale if scale else difference

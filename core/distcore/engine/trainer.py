@@ -105,7 +105,7 @@ def begin(
         log.info("%s", line)
     progress, best = resume_or_start(run, hooks, task, rows, content)
     if world.is_main:
-        content.go_on_aside()
+        content.continue_in_background()
     saver = Saver(run, hooks, rows, start_folder(run, hooks, task, data), content=content)
     return run, data, saver, progress, best
 

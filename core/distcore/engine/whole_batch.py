@@ -1,8 +1,7 @@
-"""A loss over the global batch: rows are embedded, their embeddings gathered, and each row's gradient sent back.
+"""A loss over the global batch: embed rows, gather the embeddings, and send each row's gradient back.
 
 Each micro-batch but the last is embedded twice from the same random state: first without gradients, then with them. The
-last one is embedded once, so that a step of one micro-batch has no second pass. The idea is that of GradCache (Gao
-et al. 2021).
+last one is embedded once, so that a step of one micro-batch has no second pass. This is GradCache (Gao et al. 2021).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from distcore.plugin.task.outputs import INDEX
 from distcore.plugin.task.task import Batch
 
 
-def whole_batch_step(
+def train_whole_batch(
     hooks: Hooks,
     task: BoundTask,
     autocast: AbstractContextManager[object],
@@ -36,12 +35,12 @@ def whole_batch_step(
     Replaces the loop's ``train_step``, which handles a loss that is a sum over rows. ``batch_loss`` gets rows in
     ascending order, for any number of ranks.
     """
-    begun = torch.initial_seed()  # that of the step and the data shard
+    base_seed = torch.initial_seed()  # that of the step and the data shard
 
     def embed(number: int) -> dict[str, Tensor]:
         micro, batch = micros[number]
         if len(micros) > 1:
-            seed(run.world.device, (begun + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
+            seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
         if masks := current_masks():
             masks.begin_rows(micro.indices)
         with autocast:
@@ -54,10 +53,10 @@ def whole_batch_step(
 
     last = len(micros) - 1
     with torch.no_grad():
-        every = [embed(number) for number in range(last)]
+        embedded = [embed(number) for number in range(last)]
     with hooks.accumulate(run, not last):
         kept = embed(last)
-    rows, gradients, loss = _gradients(run, hooks, task, [*every, kept], micros)
+    rows, gradients, loss = _gradients(run, hooks, task, [*embedded, kept], micros)
 
     def send_back(embeddings: dict[str, Tensor], micro: MicroBatch) -> None:
         at = torch.searchsorted(rows, torch.as_tensor(micro.indices, device=rows.device))
@@ -75,17 +74,17 @@ def whole_batch_step(
 
 
 def _gradients(
-    run: Run, hooks: Hooks, task: BoundTask, every: list[dict[str, Tensor]], micros: list[tuple[MicroBatch, Batch]]
+    run: Run, hooks: Hooks, task: BoundTask, embedded: list[dict[str, Tensor]], micros: list[tuple[MicroBatch, Batch]]
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return the numbers of all rows, ascending, the gradients of their embeddings, and the loss."""
     counted = [
         (embeddings, micro.indices)
-        for embeddings, (micro, _) in zip(every, micros, strict=True)
+        for embeddings, (micro, _) in zip(embedded, micros, strict=True)
         if run.world.is_shard_leader and not micro.is_padding
     ]
     mine = {
         name: torch.cat([value.detach()[:0], *(e[name].detach() for e, _ in counted)])
-        for name, value in every[0].items()
+        for name, value in embedded[0].items()
     }
     none = torch.empty(0, dtype=torch.int64)
     mine[INDEX] = torch.cat([none, *(torch.as_tensor(index) for _, index in counted)]).to(run.world.device)

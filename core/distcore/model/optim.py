@@ -111,7 +111,7 @@ def freeze(config: RunConfig, module: nn.Module) -> None:
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
     frozen = {name for name in names if re.search(config.freeze, name)}
     if len(frozen) in (0, len(names)):
-        extent = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
+        extent = f"matches {'every' if frozen else 'no'} parameter's name{adapter}"
         some = ", ".join(names[:: max(1, len(names) // 5)][:5])
         raise ConfigError(f"freeze = {config.freeze!r}: {extent}; names are such as {some}")
     for name, parameter in module.named_parameters():

@@ -59,7 +59,7 @@ def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> d
         if not matched:
             some = ", ".join(names[:: max(1, len(names) // 5)][:5])
             raise ConfigError(
-                f"{where}.match = {group.match!r}: is found in no trained parameter's name; names are such as {some}"
+                f"{where}.match = {group.match!r}: matches no trained parameter's name; names are such as {some}"
             )
         rules = dict.fromkeys(matched, group) | rules
     return rules

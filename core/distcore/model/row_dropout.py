@@ -1,8 +1,8 @@
 """Dropout by row, on a CPU: a mask is a function of seed, step, row, place in the row and call of the forward pass.
 
-So it is the same for any number of ranks, any micro-batches, with and without padding, and in recomputation. A pool of
-kept and dropped values is drawn once per step, the same on every rank. A hash of row, place and call says where in the
-pool the mask of a token begins.
+Masks are therefore the same for any number of ranks, any micro-batches, with and without padding, and in recomputation.
+Every rank draws the same pool of kept and dropped values once per step. A hash of row, place and call selects where in
+the pool the mask of a token begins.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ POOL_VALUES = POOL + WIDEST
 LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
 Places = dict[int, tuple[Tensor, Tensor]]
-"""For a sequence of so many tokens: row of the micro-batch and place in the row of each, int64 ``(tokens,)``."""
+"""By length of a joined sequence: each token's row in the micro-batch and its place there, int64 ``(tokens,)``."""
 
 
 class RowMasks:
-    """The masks of one run, as far as the current forward pass has come."""
+    """The dropout masks of one run, and the position in its current forward pass."""
 
     def __init__(self) -> None:
-        """No row is known yet."""
+        """Begin without rows."""
         self.key = 0
         """Follows from seed and step; set at the beginning of each step."""
         self._pools: dict[tuple[float, torch.dtype], Tensor] = {}
@@ -52,7 +52,7 @@ class RowMasks:
         self.is_new = True
         """True until the end of the first forward pass."""
         self.outside: str | None = None
-        """The random numbers of the model that do depend on ranks and micro-batches, in words."""
+        """Description of the model's random numbers that depend on ranks and micro-batches, if any."""
 
     def begin_rows(self, rows: np.ndarray) -> None:
         """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``."""
@@ -110,7 +110,9 @@ class RowMasks:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
         windows = self._pool(p, like.dtype).as_strided((POOL, width), (1, 1))
-        return windows.index_select(0, (hashed & (POOL - 1)).flatten()).view(*shape)  # not of the width: it is padded
+        return windows.index_select(0, (hashed & (POOL - 1)).flatten()).view(
+            *shape
+        )  # the hash leaves out the width, which padding changes
 
     def _next_call(self) -> tuple[int, Places]:
         """Return the number of a call in the forward pass, and the places of its tokens.
@@ -175,7 +177,7 @@ _current: RowMasks | None = None
 
 
 @contextmanager
-def masks_by_row(run: Run) -> Iterator[RowMasks | None]:
+def use_row_masks(run: Run) -> Iterator[RowMasks | None]:
     """Let torch's dropout and attention take their masks by row inside the ``with`` block, if the config says so."""
     global _current
     if run.config.dropout_masks != "row":
@@ -191,7 +193,7 @@ def masks_by_row(run: Run) -> Iterator[RowMasks | None]:
 
 
 def current_masks() -> RowMasks | None:
-    """Return the masks of the run that trains here, for a task that reorders tokens; ``None``: not by row."""
+    """Return the masks of the run that trains here, for a task that reorders tokens; ``None`` if none are by row."""
     return _current
 
 
@@ -228,7 +230,7 @@ def _attention(
     if is_causal:
         attn_mask = torch.ones(shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        low = torch.finfo(weights.dtype).min  # -inf would make NaN of a token without a key
+        low = torch.finfo(weights.dtype).min  # -inf would give NaN for a token without a key
         weights = weights.masked_fill(~attn_mask, low)
     elif attn_mask is not None:
         weights = weights + attn_mask

@@ -100,7 +100,9 @@ class FSDPStrategy:
 
     capabilities: ClassVar = Capabilities(
         spec_version=3,
-        optimizers=frozenset({"adamw", "adamw8bit", "muon"}),  # they know rows, and gather matrices
+        optimizers=frozenset(
+            {"adamw", "adamw8bit", "muon"}
+        ),  # adamw8bit needs whole rows only, and muon gathers its matrices
         other_optimizers="elementwise",
         shards_parameters=True,
         phases=True,
@@ -147,7 +149,7 @@ class FSDPStrategy:
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group."""
-        # With offload, gradients are in main memory, and so are the norms that ranks sum, which takes a CPU backend.
+        # With offload, ranks sum the norms of gradients in main memory, which needs a CPU backend.
         world = join_process_group(config, rank_info, main_memory=self.cpu_offload)
         if self.cpu_offload or world.device.type == "cpu":
             return_large_blocks()

@@ -51,10 +51,10 @@ def checkpoint_activations(units: Iterable[nn.Module]) -> None:
     training.
     """
     for unit in units:
-        unit.forward = partial(_checkpointed, unit.forward)
+        unit.forward = partial(_checkpoint_forward, unit.forward)
 
 
-def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+def _checkpoint_forward(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if torch.is_grad_enabled():
         inputs = tuple(None if _is_cache(value) else value for value in inputs)
         named = {name: None if _is_cache(value) else value for name, value in named.items()}

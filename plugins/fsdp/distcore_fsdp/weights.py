@@ -177,7 +177,7 @@ def _check_unread(meta_model: nn.Module, missing: list[str], unread: set[str], i
     """Raise NotSliceable for a key of the files that nothing reads, unless it belongs to an old head.
 
     The key may be another name of a weight that the model lacks. Or the model was changed after it was built, for
-    example to every second layer, and its names no longer mean the weights of the files.
+    example cut to every second layer, so its names no longer match the weights of the files.
     """
     prefix, buffers = _prefix(meta_model), _no_longer_saved(meta_model)
     base, unread = _in_base(prefix, meta_model.state_dict()), unread & _in_base(prefix, index)
@@ -193,7 +193,7 @@ def _check_unread(meta_model: nn.Module, missing: list[str], unread: set[str], i
 def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
     """Return the names of the base model, without those of a head: the names under ``prefix``, or all if none has it.
 
-    None has it in a base model without a head, or in a wrapper such as PEFT's, whose attributes are the inner model's.
+    No name has the prefix in a base model without a head, or in a wrapper such as PEFT's.
     """
     return {name for name in names if name.startswith(prefix)} or set(names)
 

@@ -14,19 +14,19 @@ from distcore import ParameterGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor:
-    """torch's Adafactor: of a matrix it keeps one row and one column instead of two moments.
+    """torch's Adafactor, which keeps one row and one column of each matrix instead of two moments.
 
-    Steps are relative to the size of the weights, so that it takes larger learning rates than AdamW.
+    Steps are relative to the size of the weights, so it needs larger learning rates than AdamW.
     """
 
     elementwise: ClassVar = False
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Part of a weight, per unit of learning rate, that each step takes away."""
+    """Fraction of a weight that each step subtracts, per unit of learning rate."""
     beta2_decay: Annotated[float, Field(le=0)] = -0.8
-    """Exponent: at step t the running mean of squares takes in the new ones at the rate t to this power."""
+    """Exponent: at step t the running mean of squares moves to the new squares at the rate t to this power."""
     eps: tuple[float | None, float] = (None, 1e-3)
-    """Least root of a mean of squares (null: the dtype's own), and least size of weights that steps are relative to."""
+    """Lower bounds: of the root of a mean of squares (null: the dtype's own), and of the size of weights."""
     d: Annotated[float, Field(ge=1)] = 1.0
     """Root mean square of an update above which it is scaled down."""
 

@@ -1,4 +1,4 @@
-"""``adamw8bit``: AdamW whose moments take 2.1 bytes a parameter, alike at any number of ranks."""
+"""``adamw8bit``: AdamW with moments of 2.1 bytes per parameter, the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from distcore_optimizers.deferred import Deferred
 from distcore_optimizers.eight_bits import Encoded, Levels, is_encoded, root_levels, signed_levels, zeros
 
 AT_ONCE = 2**22
-"""Elements of a parameter that are stepped at once: only they have moments in fp32 then."""
+"""Elements of a parameter that are stepped at once. Only their moments are in fp32 meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW8bit:
-    """AdamW with 8 bits for each moment of a matrix: 2.1 bytes a parameter instead of 8.
+    """AdamW with 8 bits for each moment of a matrix: 2.1 bytes per parameter instead of 8.
 
     Moments of vectors, and of matrices whose rows are shorter than 80, stay in fp32. Checkpoints hold AdamW's moments.
     """
@@ -30,7 +30,7 @@ class AdamW8bit:
     elementwise: ClassVar = False
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Part of a weight, per unit of learning rate, that each step takes away."""
+    """Fraction of a weight that each step subtracts, per unit of learning rate."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -42,10 +42,10 @@ class AdamW8bit:
 
 
 class EncodedAdamW(torch.optim.Optimizer):
-    """AdamW on plain tensors, and on DTensors whose rows are whole; its state is that of a rank's own rows.
+    """AdamW on plain tensors and on DTensors with whole rows. Each rank keeps the state of its own rows.
 
-    The second moment is kept as its root, which has half the decades. The state of a matrix is ``step``, ``codes``,
-    ``scales``, ``root_codes`` and ``root_scales``, that of others ``step``, ``exp_avg`` and ``exp_avg_sq``.
+    The second moment is kept as its root, which spans half as many decades. The state of a matrix is ``step``,
+    ``codes``, ``scales``, ``root_codes`` and ``root_scales``; others have ``step``, ``exp_avg`` and ``exp_avg_sq``.
     """
 
     def __init__(self, params: list[ParameterGroup]) -> None:
@@ -55,7 +55,7 @@ class EncodedAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take a step on the gradients that are there; ``closure`` is called first, as torch's optimizers do."""
+        """Step the parameters that have a gradient; like torch's optimizers, call ``closure`` first."""
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -65,20 +65,20 @@ class EncodedAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def saved_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return AdamW's state of the parameter, whose moments are decoded one at a time, when they are read."""
+        """Return AdamW's state of the parameter; a moment is decoded when it is read."""
         state = self.state.get(parameter)
         if not state:
             return {}
         own = _own_rows(parameter)
         moments = {key: state[key] for key in ("exp_avg", "exp_avg_sq") if key in state} or {
-            "exp_avg": Deferred(partial(self._decoded, state, ""), own.shape, own.device),
-            "exp_avg_sq": Deferred(lambda: self._decoded(state, "root_").square_(), own.shape, own.device),
+            "exp_avg": Deferred(partial(self._decode_all, state, ""), own.shape, own.device),
+            "exp_avg_sq": Deferred(lambda: self._decode_all(state, "root_").square_(), own.shape, own.device),
         }
         return {"step": state["step"], **{key: _like(parameter, moment) for key, moment in moments.items()}}
 
     @torch.no_grad()
     def load_saved_state(self, parameter: Tensor, saved: dict[str, Tensor]) -> None:
-        """Take over AdamW's state of the parameter."""
+        """Replace the state of the parameter by AdamW's."""
         self.state.pop(parameter, None)
         state = self._state_of(parameter)
         state["step"].copy_(saved["step"])
@@ -88,10 +88,10 @@ class EncodedAdamW(torch.optim.Optimizer):
             state["exp_avg_sq"].copy_(square)
             return
         for rows in _pieces(mean):
-            self._keep(state, rows, mean[rows].to(state["codes"].device))
-            # In double: torch's root in fp32 may be off by a digit, so that the scale would be another.
+            self._store(state, rows, mean[rows].to(state["codes"].device))
+            # In double: torch's root in fp32 may be off by a digit, which would change the scale.
             root = square[rows].to(state["codes"].device).double().sqrt_().float()
-            self._keep(state, rows, root, "root_")
+            self._store(state, rows, root, "root_")
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
@@ -113,26 +113,26 @@ class EncodedAdamW(torch.optim.Optimizer):
             update(weight, gradient.float(), state["exp_avg"], state["exp_avg_sq"])
             return
         for rows in _pieces(weight):
-            mean, square = self._held(state, rows), self._held(state, rows, "root_").square_()
+            mean, square = self._decode(state, rows), self._decode(state, rows, "root_").square_()
             root = update(weight[rows], gradient[rows].float(), mean, square)
-            self._keep(state, rows, mean)
-            self._keep(state, rows, root, "root_")
+            self._store(state, rows, mean)
+            self._store(state, rows, root, "root_")
 
     def _levels(self, kind: str, device: torch.device) -> Levels:
         return (self._roots if kind else self._signed)(device)
 
-    def _held(self, state: dict[str, Tensor], rows: slice, kind: str = "") -> Tensor:
+    def _decode(self, state: dict[str, Tensor], rows: slice, kind: str = "") -> Tensor:
         codes, scales = state[f"{kind}codes"][rows], state[f"{kind}scales"][rows]
         return self._levels(kind, codes.device).decode(Encoded(codes, scales))
 
-    def _keep(self, state: dict[str, Tensor], rows: slice, values: Tensor, kind: str = "") -> None:
+    def _store(self, state: dict[str, Tensor], rows: slice, values: Tensor, kind: str = "") -> None:
         encoded = self._levels(kind, values.device).encode(values)
         state[f"{kind}codes"][rows], state[f"{kind}scales"][rows] = encoded
 
-    def _decoded(self, state: dict[str, Tensor], kind: str) -> Tensor:
+    def _decode_all(self, state: dict[str, Tensor], kind: str) -> Tensor:
         whole = torch.empty_like(state[f"{kind}codes"], dtype=torch.float32)
         for rows in _pieces(whole):
-            whole[rows] = self._held(state, rows, kind)
+            whole[rows] = self._decode(state, rows, kind)
         return whole
 
 

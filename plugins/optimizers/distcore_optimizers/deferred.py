@@ -1,4 +1,4 @@
-"""A tensor whose values are computed when they are used: a checkpoint asks for one after the other."""
+"""A tensor whose values are computed when they are read, so a checkpoint holds one moment at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 class Deferred(Tensor):
-    """A tensor that takes no memory. Each operation computes its values anew; a reshaped one is deferred, too."""
+    """A tensor that takes no memory. Each operation on it computes the values anew; reshaping keeps it deferred."""
 
     _compute: Callable[[], Tensor]
 
@@ -30,7 +30,7 @@ class Deferred(Tensor):
         return self._compute().view(self.shape)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch types it as if it were no class method
+    def __torch_dispatch__(  # type: ignore[override]  # torch's annotation is not that of a class method
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Compute what ``func`` reads; it cannot write into a deferred tensor."""

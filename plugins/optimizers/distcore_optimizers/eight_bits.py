@@ -1,8 +1,8 @@
-"""Tensors of 8 bits an element: blocks inside rows, each with a scale, and codes whose levels lie closer near zero.
+"""Tensors with 8 bits per element: each block of a row has a scale, and levels lie closer together near zero.
 
 The levels are those of Dettmers et al., 2021 (https://arxiv.org/abs/2110.02861), made symmetric: 1 and -1 are levels,
-so that what is decoded encodes to the same scales and codes. A block never crosses a row, so a shard of whole rows is
-encoded as the rows of the whole are.
+so a decoded tensor encodes to the same scales and codes again. A block never crosses a row, so a shard of whole rows
+is encoded like the same rows of the whole tensor.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 128
-"""The fewest elements that share a scale, except for a row that is shorter."""
+"""Least number of elements that share a scale, except in a shorter row."""
 SHORTEST = 80
-"""Elements of a row below which the scales of two moments take more than 0.1 bytes of 2.1 for an element."""
+"""Shortest row that is encoded: in a shorter one, scales of two moments take more than 0.1 bytes per element."""
 LEAST_SCALE = 2.0**-40
-"""A block whose largest element is smaller is zero: the square of its smallest level would round in fp32."""
+"""A block whose largest element is smaller becomes zero: the square of its smallest level would round in fp32."""
 _BUCKETS = 0x3F80 + 1
 """Values of the upper 16 bits of the fp32 numbers from 0 to 1."""
 
 
 class Encoded(NamedTuple):
-    """What is kept of a tensor."""
+    """An encoded tensor."""
 
     codes: Tensor
     """The number of each element's level, uint8, of the tensor's shape."""
@@ -36,20 +36,21 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Levels:
-    """The values that the elements of a block can have, as parts of its largest."""
+    """The values that elements of a block can have, relative to its largest magnitude."""
 
     values: Tensor
     """By code, fp32, shape ``(256,)``."""
     middles: Tensor
-    """Between the magnitudes of neighboring codes, fp32; infinite after the last."""
+    """Midpoints of the magnitudes of neighboring codes, fp32; the last is infinite."""
     buckets: Tensor
-    """The code of the smallest magnitude with the same upper 16 bits, uint8. A bucket has one middle inside at most."""
+    """The code of the smallest magnitude with the same upper 16 bits, uint8. A bucket has at most one midpoint."""
     signed: bool
     """True if the second half of the codes are the negative values of the first; False if no element is negative."""
 
     def encode(self, values: Tensor) -> Encoded:
-        """Return the nearest level of each element, and the scale of each block; of ``values`` fp32, two dimensions up.
+        """Return the nearest level of each element, and the scale of each block.
 
+        ``values`` are fp32 and have at least two dimensions.
         An unsigned element above zero is never rounded to zero.
         """
         blocks = in_blocks(values)
@@ -73,15 +74,15 @@ def signed_levels(device: torch.device) -> Levels:
     """Return the levels of first moments."""
     magnitudes = _magnitudes(6, device)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
-    return Levels(torch.cat([magnitudes, -magnitudes]), *_search(middles), signed=True)
+    return Levels(torch.cat([magnitudes, -magnitudes]), *_search_table(middles), signed=True)
 
 
 def root_levels(device: torch.device) -> Levels:
-    """Return the levels of roots of second moments: a root of zero would make of a small first moment a large step."""
+    """Return the levels of roots of second moments. None above 0 becomes 0, which would make a small step large."""
     values = _magnitudes(7, device)
     middles = (values[1:] + values[:-1]) / 2
     middles[0] = 0.0
-    return Levels(values, *_search(middles), signed=False)
+    return Levels(values, *_search_table(middles), signed=False)
 
 
 def zeros(shape: torch.Size, device: torch.device) -> Encoded:
@@ -104,7 +105,7 @@ def is_encoded(shape: torch.Size) -> bool:
 
 
 def _magnitudes(decades: int, device: torch.device) -> Tensor:
-    """Return 0, of each decade up to 1 the middles of 2, 4, 8… equal parts, and 1: ``2**(decades + 1)`` values."""
+    """Return 0, the midpoints of 2, 4, 8… equal parts of the decades up to 1, and 1: ``2**(decades + 1)`` values."""
     values = [0.0]
     for decade in range(1, decades + 1):
         edges = [1 + 9 * part / 2**decade for part in range(2**decade + 1)]
@@ -112,7 +113,8 @@ def _magnitudes(decades: int, device: torch.device) -> Tensor:
     return torch.tensor([*values, 1.0], device=device)
 
 
-def _search(middles: Tensor) -> tuple[Tensor, Tensor]:
+def _search_table(middles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ``middles`` and ``buckets`` of ``Levels``."""
     least = (torch.arange(_BUCKETS, dtype=torch.int32, device=middles.device) << 16).view(torch.float32)
     buckets = torch.bucketize(least, middles).to(torch.uint8)
     return F.pad(middles, (0, 1), value=torch.inf), buckets

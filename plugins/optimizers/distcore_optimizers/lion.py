@@ -15,7 +15,7 @@ from distcore import ParameterGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Lion:
-    """Lion: every element moves by the learning rate, in the direction of the sign of a running mean of gradients.
+    """Lion: every element moves by the learning rate, against the sign of a running mean of gradients.
 
     Weight decay is decoupled from the gradient. The paper uses a learning rate 3 to 10 times smaller than AdamW's, and
     a weight decay larger by the same factor.
@@ -24,9 +24,9 @@ class Lion:
     elementwise: ClassVar = True
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Part of a weight, per unit of learning rate, that each step takes away."""
+    """Fraction of a weight that each step subtracts, per unit of learning rate."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    """Parts of the running mean that are kept: in the direction of a step, and for the steps after it."""
+    """Decay rates of the running mean: for the direction of a step, and for the mean that later steps use."""
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return the optimizer."""
@@ -34,7 +34,7 @@ class Lion:
 
 
 class SignDescent(torch.optim.Optimizer):
-    """The update of the paper's algorithm 2, on plain tensors and on DTensors; each group has lr, betas, weight_decay.
+    """Algorithm 2 of the paper, on plain tensors and on DTensors; each group has lr, betas, weight_decay.
 
     The state of a parameter is ``exp_avg``, of its shape and dtype.
     """
@@ -45,7 +45,7 @@ class SignDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take a step on the gradients that are there; ``closure`` is called first, as torch's optimizers do."""
+        """Step the parameters that have a gradient; like torch's optimizers, call ``closure`` first."""
         loss = closure and torch.enable_grad()(closure)()
         for group in self.param_groups:
             kept, kept_for_later = group["betas"]

@@ -18,21 +18,21 @@ from distcore import ConfigError, ParameterGroup, can_fuse, hidden_matrices
 class Muon:
     """torch's Muon, which orthogonalizes the step, for the matrices of the model's repeated blocks; AdamW for the rest.
 
-    The rest is embeddings, heads, and all vectors.
+    The rest is embeddings, heads and all vectors.
     """
 
     elementwise: ClassVar = False
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Part of a weight, per unit of learning rate, that each step takes away; of all parameters."""
+    """Fraction of a weight that each step subtracts, per unit of learning rate; for Muon and AdamW."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Muon: part of the running mean of gradients that a step keeps."""
     nesterov: bool = True
     """Muon: look ahead along the momentum."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
-    """Muon: Newton-Schulz iterations of the orthogonalisation, in bf16."""
+    """Muon: Newton-Schulz iterations of the orthogonalization, in bf16."""
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Muon: how the rate depends on a matrix's shape; match_rms_adamw: so that one rate suits Muon and AdamW."""
+    """Muon: how the rate depends on a matrix's shape; with match_rms_adamw one rate suits Muon and AdamW."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """AdamW: decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -41,10 +41,10 @@ class Muon:
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return the optimizer; raises ConfigError for a model without trained repeated blocks."""
         matrices = hidden_matrices(module)
-        ours, others = _divided(groups, matrices)
+        ours, others = _divide(groups, matrices)
         if not ours:
             raise ConfigError(
-                "optimizer.name = 'muon': no matrix to train in repeated blocks, for which it is; use --optimizer adamw"
+                "optimizer.name = 'muon': no matrix to train in repeated blocks, as muon needs; use --optimizer adamw"
             )
         settings: dict[str, Any] = {name: getattr(self, name) for name in ("momentum", "nesterov", "ns_steps")}
         muon = WholeMuon(ours, adjust_lr_fn=self.adjust_lr_fn, **settings)
@@ -54,14 +54,14 @@ class Muon:
 
 
 class WholeMuon(torch.optim.Muon):
-    """torch's Muon, also for matrices that are sharded: each is gathered whole for its orthogonalisation.
+    """torch's Muon, also for sharded matrices: each is gathered for its orthogonalization.
 
-    torch's own, given DTensors, multiplies their shards and rounds the partial sums to bf16.
+    Given DTensors, torch's Muon multiplies their shards and rounds the partial sums to bf16.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take a step on the gradients that are there."""
+        """Step the parameters that have a gradient."""
         if not any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
             return super().step(closure)  # type: ignore[no-untyped-call]
         loss = closure and torch.enable_grad()(closure)()
@@ -82,20 +82,23 @@ class Both(torch.optim.Optimizer):
         super().__init__([group for inner in self._inner for group in inner.param_groups], {})
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take a step on the gradients that are there."""
+        """Step the parameters that have a gradient."""
         loss = closure and torch.enable_grad()(closure)()
         for inner, groups in zip(
             self._inner, (self.param_groups[: self._cut], self.param_groups[self._cut :]), strict=False
         ):
-            inner.param_groups, inner.state = groups, self.state  # each time: loading a state replaces both here
+            inner.param_groups, inner.state = (
+                groups,
+                self.state,
+            )  # each time, since loading a state replaces both in this object
             inner.step()
         return loss
 
 
-def _divided(
+def _divide(
     groups: list[ParameterGroup], matrices: set[nn.Parameter]
 ) -> tuple[list[ParameterGroup], list[ParameterGroup]]:
-    """Divide each group in two: the matrices, and the others; a half with nothing in it is left out."""
+    """Divide each group in two: the matrices and the others. An empty half is dropped."""
     halves: tuple[list[ParameterGroup], list[ParameterGroup]] = ([], [])
     for group in groups:
         for half, wanted in zip(halves, (True, False), strict=True):
@@ -116,7 +119,7 @@ def _step_sharded(parameter: DTensor, state: dict[str, Any], group: ParameterGro
     whole.grad = cast(DTensor, direction).full_tensor()
     more = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
     inner = torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **more)
-    inner.step()  # type: ignore[no-untyped-call]  # from 0 on: the weights are the step itself
+    inner.step()  # type: ignore[no-untyped-call]  # starting from zero, the weights are the step itself
     mesh = parameter.device_mesh
     step = DTensor.from_local(whole.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
     parameter.mul_(1 - group["lr"] * group["weight_decay"])

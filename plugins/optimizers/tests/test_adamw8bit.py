@@ -100,7 +100,7 @@ def test_a_root_above_zero_is_never_rounded_to_zero() -> None:
     assert (root_levels(CPU).encode(values).codes[0, :3] > 0).tolist() == [True, True, False]
 
 
-def test_each_bucket_has_one_middle_at_most() -> None:
+def test_each_bucket_has_at_most_one_midpoint() -> None:
     for levels in (signed_levels(CPU), root_levels(CPU)):
         keys = levels.middles[:-1].view(torch.int32) >> 16
         assert len(keys.unique()) == len(keys)
@@ -136,7 +136,7 @@ class Squares(Levels):
 
 def squares(device: torch.device) -> Levels:
     values = root_levels(device).values
-    return Squares(values, *eight_bits._search((values[1:] + values[:-1]) / 2), signed=False)
+    return Squares(values, *eight_bits._search_table((values[1:] + values[:-1]) / 2), signed=False)
 
 
 def test_losses_are_those_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class AdamW(Moments):
     """torch's AdamW, fused if possible. Weight decay is decoupled from the gradient: lr times weight_decay per step."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Part of a weight, per unit of learning rate, that each step takes away."""
+    """Fraction of a weight that each step subtracts, per unit of learning rate."""
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return torch's AdamW."""

@@ -61,7 +61,7 @@ class DatasetSpec:
 
     @property
     def pads(self) -> bool:
-        """True if ``batch`` pads rows, whatever the model does; False if, for example, short rows share a sequence.
+        """True if ``batch`` pads rows for every model; False if, for example, short rows share a sequence.
 
         A micro-batch without padding costs its tokens, and is not split to reduce padding. Without this member the
         model decides: it may skip the padding of padded rows.
@@ -69,7 +69,7 @@ class DatasetSpec:
         raise NotImplementedError
 
     def padded(self) -> Dataset | None:
-        """Return the same rows, padded: the losses of some are compared with these before the first step.
+        """Return the same rows, padded. Before the first step, the losses of some are compared in both forms.
 
         ``None`` if they are not the same then. A dataset without this method is compared as it is.
         """

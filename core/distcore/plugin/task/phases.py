@@ -18,27 +18,27 @@ class Phase:
     """One phase of each optimizer step."""
 
     match: str
-    """Regular expression: found in the names of the parameters that this phase steps. Others have no gradient."""
+    """Regular expression. This phase steps the parameters whose names match somewhere; others get no gradient."""
     loss: Callable[..., Losses]
     """Returns the sum of the loss over the items of a batch, like ``loss`` of a task."""
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    """Settings for these parameters: ``lr``, or ``lr_scale``, a factor of the run's rate, ``weight_decay``, and others
-    that the run's optimizer has for each of its groups, such as ``betas``. ``optimizer.groups`` takes precedence."""
+    """Settings for these parameters: ``lr`` or ``lr_scale`` (a factor of the run's rate), ``weight_decay``, and others
+    that the optimizer takes per group, such as ``betas``. ``optimizer.groups`` of the config takes precedence."""
 
 
 def parameters_by_phase(phases: Mapping[str, Phase], trained: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the names of the parameters that each phase steps; raises TaskError unless each steps some, and all do."""
+    """Return the names that each phase steps. Raises TaskError for a phase or a parameter without the other."""
     names = list(trained)
-    stepped = {phase: frozenset(n for n in names if re.search(phases[phase].match, n)) for phase in phases}
-    if empty := next((phase for phase in phases if not stepped[phase]), None):
-        some = ", ".join(names[:: max(1, len(names) // 5)][:5])
+    names_of = {phase: frozenset(n for n in names if re.search(phases[phase].match, n)) for phase in phases}
+    if empty := next((phase for phase in phases if not names_of[phase]), None):
+        examples = ", ".join(names[:: max(1, len(names) // 5)][:5])
         raise TaskError(
-            f"task: phases()[{empty!r}].match = {phases[empty].match!r}: is found in no trained parameter's name; "
-            f"names are such as {some}"
+            f"task: phases()[{empty!r}].match = {phases[empty].match!r}: matches no trained parameter's name; "
+            f"names are such as {examples}"
         )
-    if phases and (left := next((name for name in names if not any(name in own for own in stepped.values())), None)):
+    if phases and (left := next((name for name in names if not any(name in own for own in names_of.values())), None)):
         raise TaskError(f"task: phases() has no phase for the parameter {left!r}; add it to a pattern, or freeze it")
-    return stepped
+    return names_of
 
 
 def settings_of(phases: Mapping[str, Phase], name: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Read, check and cache the data; called before ranks start and, cheap by then, once on each rank.
+        """Read, check and cache the data; called before ranks start, then on each rank, from the cache.
 
         Every rank must get the same rows in the same order. Raises DistcoreError for rows that cannot be used.
 
@@ -128,7 +128,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
-        """Return the models that are used and not trained, by name: references, teachers, encoders.
+        """Return the models that are used but not trained, by name: references, teachers, encoders.
 
         ``INITIAL`` is the trained model before its first step. A strategy prepares each like the model of an
         evaluation. Checkpoints have a digest of their weights, not the weights, so that a resume with others is
@@ -225,7 +225,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def train_step(self, step: Step) -> Tensor:
-        """Make one optimizer step by the handle ``step``; return this rank's share of the loss, to be logged.
+        """Make one optimizer step through the handle ``step``; return this rank's share of the loss, to be logged.
 
         For steps of several passes, or with changed gradients. It must call ``step.apply()`` and be the same on every
         rank; what it keeps between steps belongs into ``step.state``. Schedule and average step once.
@@ -240,7 +240,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of each row of ``batch``, shape ``(n,)``, with gradient: in fp32, as for ``loss``.
+        """Return the loss of each row of ``batch``, fp32 ``(n,)``, with gradient.
 
         Called if the task has no ``loss``, and in evaluation, as the output ``loss``, if it has neither ``outputs`` nor
         ``sums``. The loss of a row with several items is their sum.
@@ -296,7 +296,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def generate(self, model: nn.Module, batch: Batch, in_step: bool) -> Mapping[str, Tensor | Ragged]:
-        """Return further outputs, under other names than ``outputs``; called after it, for the same batch.
+        """Return more outputs, under names that ``outputs`` does not use; called after it, for the same batch.
 
         ``model`` comes from ``build_model``, without the strategy's wrapper, and has its own methods. ``in_step``: all
         ranks must call the model equally often, because each call needs every rank's part of the weights; ``generate``

@@ -1,4 +1,4 @@
-"""The handle of a step that a task makes itself."""
+"""The handle through which a task makes a step itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Step(Protocol):
 
     @property
     def micro_batches(self) -> range:
-        """Numbers of this rank's micro-batches: as many on every rank."""
+        """Numbers of this rank's micro-batches; every rank has equally many."""
         ...
 
     @property
@@ -25,7 +25,7 @@ class Step(Protocol):
     def forward(self, number: int, loss: Callable[..., Any] | None = None) -> Tensor:
         """Return a micro-batch's share of the mean loss over the global batch.
 
-        ``loss`` replaces the task's. A pass from the first micro-batch to the last draws the same dropout each time.
+        ``loss`` replaces the task's. Each pass over all micro-batches draws the same dropout.
         """
         ...
 
@@ -48,9 +48,9 @@ class Step(Protocol):
         ...
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """Return the optimizer's state of a parameter, to keep tensors of its shape in; checkpoints save it.
+        """Return the optimizer's state of a parameter, empty before the first ``apply``.
 
-        Empty before the first ``apply``: an optimizer begins with an empty one.
+        A task may keep tensors of the parameter's shape in it; checkpoints save them.
         """
         ...
 

@@ -100,7 +100,7 @@ class Task(Protocol):
     """
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Read, check and cache the data; called before ranks start and, cheap by then, once on each rank.
+        """Read, check and cache the data; called before ranks start, then on each rank, from the cache.
 
         Every rank must get the same rows in the same order. Raises DistcoreError for rows that cannot be used.
         """

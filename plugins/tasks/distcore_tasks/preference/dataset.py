@@ -34,7 +34,7 @@ class PreferenceDataset:
     content: str
     """SHA-256 over all tokens, in hexadecimal."""
     mismatched: bool = False
-    """Whether batches also have each prompt with the chosen answer of the next row, whose likelihood kto reads."""
+    """True if batches also pair each prompt with the chosen answer of the next row, as kto needs."""
 
     @property
     def pads(self) -> bool:
@@ -59,7 +59,7 @@ class PreferenceDataset:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the sequences of the rows ``indices``, int64 ``(n,)``: all chosen ones, then all rejected ones.
 
-        With ``mismatched`` then also the mismatched ones. ``input_ids``, ``attention_mask`` and ``answer``, which is 1
+        With ``mismatched`` the mismatched ones follow. ``input_ids``, ``attention_mask`` and ``answer``, which is 1
         at tokens of the answer, are int64 ``(sequences, longest)``; ``rows`` are n ones.
         """
         import torch

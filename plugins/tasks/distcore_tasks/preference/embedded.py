@@ -1,7 +1,7 @@
 """The embedded dataset: read from the source of the installed Python, under its license.
 
-``stdlib-preferences``: the first line of a documented function or class, the first paragraph of its docstring, and that
-of another one. The same Python gives the same rows in the same order.
+``stdlib-preferences``: the first line of a documented function or class, the first paragraph of its docstring, and one
+of another docstring. The same Python gives the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from distcore_tasks.shared import stdlib
 
 FORMAT = 1
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
-APART = 7
-"""How many rows away the other docstring is: neighbors are often alike."""
+DISTANCE = 7
+"""Rows from a docstring to the other one, as neighbors are often alike."""
 
 
 def stdlib_preferences() -> Preferences:
     """Return each first line with its own docstring as the chosen one, and another as the rejected one."""
     pairs = list(stdlib_help().values)
-    others = [*islice(pairs, APART, None), *pairs[:APART]]
+    others = [*islice(pairs, DISTANCE, None), *pairs[:DISTANCE]]
     rows = ((prompt, own, other) for (prompt, own), (_, other) in zip(pairs, others, strict=True) if own != other)
     return check_preferences("dataset stdlib-preferences", rows)
 

@@ -1,4 +1,4 @@
-"""The losses of preference tuning, from the log likelihoods that a model and its reference give to answers.
+"""The losses of preference tuning, from log likelihoods of answers under a model and its reference.
 
 =========  ==================================================================================
 ``dpo``    Rafailov et al. 2023; with label smoothing, Mitchell 2023
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def row_losses(options: PreferenceOptions, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> Tensor:
     """Return the loss of each row, fp32 ``(n,)``.
 
-    ``chosen`` and ``rejected`` are by how much more likely an answer is than under the reference, as logarithms,
-    ``(n,)``; ``tokens`` are the lengths of all answers, chosen ones first, ``(2 n,)``.
+    ``chosen`` and ``rejected`` are log likelihood ratios of the model to its reference, ``(n,)``; ``tokens`` are
+    the lengths of all answers, chosen ones first, ``(2 n,)``.
     """
     from torch.nn.functional import logsigmoid, relu
 
@@ -36,7 +36,8 @@ def row_losses(options: PreferenceOptions, chosen: Tensor, rejected: Tensor, tok
     return -(1 - smoothing) * logsigmoid(beta * margin) - smoothing * logsigmoid(-beta * margin)
 
 
-def kto_losses(beta: float, chosen: Tensor, rejected: Tensor, apart: Tensor) -> Tensor:
-    """Return the loss of each row, the mean over its two answers; ``apart`` is how far model and reference are."""
-    desirable, undesirable = 1 - (beta * (chosen - apart)).sigmoid(), 1 - (beta * (apart - rejected)).sigmoid()
+def kto_losses(beta: float, chosen: Tensor, rejected: Tensor, divergence: Tensor) -> Tensor:
+    """Return the loss of each row, the mean over its answers; ``divergence`` is the model's from its reference."""
+    desirable = 1 - (beta * (chosen - divergence)).sigmoid()
+    undesirable = 1 - (beta * (divergence - rejected)).sigmoid()
     return (desirable + undesirable) / 2

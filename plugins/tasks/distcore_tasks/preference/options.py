@@ -67,7 +67,7 @@ class PreferenceOptions(TaskOptions):
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = 0.0
     """Probability of dropout; null: the model's own. With it, a model would differ from its reference at once."""
     loss: Literal["dpo", "ipo", "hinge", "kto"] = "dpo"
-    """The loss of a pair; that of kto is over the global batch."""
+    """The loss of a pair of answers; kto computes it over the global batch."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """How strongly the model is kept near its reference."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0

@@ -34,12 +34,12 @@ class Preference(PreferenceOptions):
 
     @property
     def whole_batch(self) -> bool:
-        """True for kto, which measures over the global batch how far model and reference are apart."""
+        """True for kto, which measures the divergence of model and reference over the global batch."""
         return self.loss == "kto"
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """What each log line has beside the loss."""
+        """Values of each log line in addition to the loss."""
         return ("accuracy", "margin")
 
     def prepare(self, config: RunConfig) -> Datasets:
@@ -82,12 +82,12 @@ class Preference(PreferenceOptions):
         return row_losses(self, chosen, rejected, batch["answer"].sum(1))
 
     def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return by how much more likely each answer is than under the reference, for kto."""
+        """Return log likelihood ratios of the model to its reference, for kto."""
         chosen, rejected, mismatched = (_log_likelihoods(model, batch) - batch["reference"]).chunk(3)
         return {"chosen": chosen, "rejected": rejected, "mismatched": mismatched.detach()}
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
-        """Return the mean loss of kto, whose point of reference is the mean of mismatched answers, at least 0."""
+        """Return the mean loss of kto; mismatched answers estimate the divergence of model and reference."""
         chosen, rejected = embeddings["chosen"], embeddings["rejected"]
         margin = self.beta * (chosen - rejected).detach()
         log("accuracy", (margin > 0).sum(), len(margin))
@@ -97,8 +97,8 @@ class Preference(PreferenceOptions):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return for each row, ``(n,)``: ``chosen`` and ``rejected``, the rewards of both answers.
 
-        A reward is ``beta`` times the logarithm of how much more likely the answer is than under the reference. For kto
-        also ``mismatched``, else the ``loss``.
+        A reward is ``beta`` times the log likelihood ratio of the model to its reference. For kto also ``mismatched``,
+        else the ``loss``.
         """
         gains = _log_likelihoods(model, batch) - batch["reference"]
         rows = len(batch["rows"])
@@ -125,7 +125,7 @@ class Preference(PreferenceOptions):
         return {"loss": losses.mean().item(), "accuracy": accuracy, "margin": margin.mean().item()}
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, the rewards of both answers, and whether ``prefers`` the chosen or the rejected one."""
+        """Yield ``index``, the rewards of both answers, and ``prefers``, the answer with the larger one."""
         pairs = zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True) if outputs else ()
         for index, (chosen, rejected) in enumerate(pairs):
             prefers = "chosen" if chosen > rejected else "rejected"

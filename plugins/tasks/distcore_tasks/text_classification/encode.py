@@ -37,8 +37,8 @@ def encode(tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, 
         tokens, types, lengths, cut = tokenize_pairs(tokenizer, texts, seconds, options.max_seq_len)
     if not options.from_scratch:
         check_vocabulary(options.model, options.model_folder(), int(tokens.max(initial=0)))
-    told = None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
-    return Encoded(tokens=flat_of(tokens, lengths), types=told, cut=cut)
+    known = None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
+    return Encoded(tokens=flat_of(tokens, lengths), types=known, cut=cut)
 
 
 def encode_all(
@@ -54,7 +54,7 @@ def encode_all(
 
 
 def make_tokenizer(options: TextOptions, texts: Values[str], seconds: Values[str] | None) -> Any:
-    """Load the model's tokenizer, or train that of a built-in model on the texts.
+    """Load the model's tokenizer; for a built-in model, train one on the texts.
 
     Sets padding token and side to those of training, also for exports. Raises ModelError, or ConfigError if a row is
     too short for a pair.

@@ -40,7 +40,7 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
-    For an existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError,
+    For an existing entry, files are read for their digest, but neither parsed nor tokenized. Raises DataError,
     ModelError or ConfigError.
     """
     if not options.from_scratch:
@@ -59,7 +59,7 @@ def _rows(source: str, options: TextOptions) -> LabeledTexts:
             raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
         if (columns.text_pair is None) != (rows.seconds is None):
             kind = "one text per row, but columns.text_pair asks for two" if columns.text_pair else "pairs of texts"
-            raise DataError(f"{rows.name}: has {kind}; take it with rows of its kind")
+            raise DataError(f"{rows.name}: has {kind}; use it with rows of the same kind")
     return rows
 
 
@@ -144,13 +144,13 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     labels, facts = _class_labels(tuple(entry.record["labels"]), options), entry.facts
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
     padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
-    said = {name: source_label(sources[name], EMBEDDED) for name in facts}
+    names = {name: source_label(sources[name], EMBEDDED) for name in facts}
     classes = tuple(str(label) for label in labels)
     # The entry stores the option instead of the file, because the next run may have another file of the same content.
     warnings = [f"{rows_name(getattr(options, source), EMBEDDED)}: {line}" for source, line in entry.record["warnings"]]
     return with_rows(
         TextDatasets,
-        {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in said.items()},
+        {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()},
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
         warnings=(*unused_splits(options), *warnings, *cut_warning(facts, options.max_seq_len)),

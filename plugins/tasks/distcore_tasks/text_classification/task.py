@@ -54,7 +54,7 @@ class TextClassification(TextOptions):
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``; of classes ``scored`` (their numbers), ``scores``; with labels ``loss``, ``label``."""
+        """Return ``prediction``, for classes ``scored`` and ``scores``, and with labels ``loss`` and ``label``."""
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
@@ -92,7 +92,7 @@ class TextClassification(TextOptions):
         return unlabeled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write tokenizer files and ``labels.json`` to ``folder``, which predictions need besides weights.
+        """Write the tokenizer and ``labels.json``, which predictions need in addition to weights, to ``folder``.
 
         The tokenizer truncates as in training.
         """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class UnlabeledTexts:
-    """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
+    """Texts without labels; implements ``distcore.Dataset``."""
 
     rows: FileRows
     """The text or texts of each row."""
@@ -31,7 +31,7 @@ class UnlabeledTexts:
     data: TextDatasets
     """The tokenizer and its padding token."""
     lengths: np.ndarray
-    """Characters of each row. They serve to batch rows of like length, without tokenizing."""
+    """Characters of each row, to batch rows of similar length without tokenizing."""
     items: ConstantColumn
     """Ones."""
 

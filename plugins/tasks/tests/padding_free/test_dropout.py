@@ -13,7 +13,7 @@ from row_mask_cases import RUN, forward_of
 from torch import Tensor
 
 from distcore import RowMasks
-from distcore.model.row_dropout import masks_by_row
+from distcore.model.row_dropout import use_row_masks
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import HEADS, HeadName
 from distcore_tasks.shared.target_logits import logits_of_tokens
@@ -25,7 +25,7 @@ ROWS = np.arange(100, 100 + len(LENGTHS))
 
 @pytest.fixture
 def masks() -> Iterator[RowMasks]:
-    with masks_by_row(RUN) as made:
+    with use_row_masks(RUN) as made:
         assert made is not None
         yield made
 

@@ -209,7 +209,7 @@ def test_an_embedded_dataset_of_the_other_kind_is_refused() -> None:
     with pytest.raises(DataError, match=r"^dataset stdlib-docs: has one text per row, but columns.text_pair asks for"):
         replace(TASK, data="stdlib-docs").prepare(RunConfig())
     single = replace(TASK, columns=replace(COLUMNS, text_pair=None), eval_data="stdlib-pairs")
-    with pytest.raises(DataError, match=r"^dataset stdlib-pairs: has pairs of texts; take it with rows of its kind"):
+    with pytest.raises(DataError, match=r"^dataset stdlib-pairs: has pairs of texts; use it with rows of the"):
         single.prepare(RunConfig())
     with pytest.raises(DataError, match=r"^dataset stdlib-docs: .*problem_type = 'regression' needs a file$"):
         replace(TASK, data="stdlib-docs", columns=Columns(), problem_type="regression").prepare(RunConfig())
