@@ -406,6 +406,14 @@ class ForgetsOnePlayer(FindsUnused):
         return True
 
 
+@mutant("gradient", "own-steps")
+class AveragesNotBeforeTheStep(Plain):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        average_gradients(run)
+        return defaults.step(run, clip)
+
+
 @mutant("gradient", "logged-sums")
 class LogsItsOwn(DDPStrategy):
     @hookimpl

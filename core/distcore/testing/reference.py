@@ -20,7 +20,7 @@ from distcore.config import RunConfig, with_changes
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.task import Dataset, Datasets
 from distcore.testing.problem import Problem
-from distcore.testing.variants import Phased
+from distcore.testing.variants import Climbing, Phased
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,14 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
                 loss = mean_loss(module, began, data.train, rows)
             module.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
+            if isinstance(problem, Climbing):
+
+                def again(mean_loss: MeanLoss = mean_loss, rows: np.ndarray = rows) -> None:
+                    module.zero_grad()
+                    mean_loss(module, began, data.train, rows).backward()  # type: ignore[no-untyped-call]
+
+                trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+                problem.climb(trained, nn.utils.get_total_norm, again)
             mean_losses.append(loss.item())
             squares.append(_clip(optimizer, config) ** 2)
             optimizer.step()

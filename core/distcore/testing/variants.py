@@ -1,9 +1,9 @@
-"""Variants of the laws' task: further loss terms, a frozen model, a loss over the whole batch, phases."""
+"""Variants of the laws' task: further loss terms, a frozen model, a loss over the whole batch, phases, own steps."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from distcore.config import RunConfig
 from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.frozen import INITIAL, Initial
 from distcore.plugin.task.phases import Phase
+from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Dataset, Datasets
 from distcore.testing.problem import CLASSES, Problem, RandomRows
 
@@ -141,3 +142,30 @@ class Phased(Problem):
     def deceive(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss with each row's label replaced by the next one."""
         return self.loss(model, batch | {"labels": (batch["labels"] + 1) % CLASSES})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climbing(Problem):
+    """Makes its own steps: with the gradient a little up the loss (sharpness-aware minimization, Foret et al. 2021)."""
+
+    def train_step(self, step: Step) -> Tensor:
+        """Make a step of two passes."""
+        loss = step.gradients()
+        self.climb(list(step.parameters.values()), step.norm, step.gradients)
+        step.apply()
+        return loss
+
+    @staticmethod
+    def climb(
+        parameters: list[nn.Parameter], norm: Callable[[Sequence[Tensor]], Tensor], again: Callable[[], object]
+    ) -> None:
+        """Replace the gradients by those that ``again`` sets, with the parameters 0.5 up their gradients."""
+        used = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        scale = 0.5 / norm([gradient for _, gradient in used])
+        moves = [(parameter, gradient * scale) for parameter, gradient in used]
+        for sign in (1, -1):
+            with torch.no_grad():
+                for parameter, move in moves:
+                    parameter.add_(move, alpha=sign)
+            if sign > 0:
+                again()

@@ -15,7 +15,7 @@ from distcore.testing.lab import BY_TOKENS, Lab, Trained
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Solution, apart, build_untrained, solve
 from distcore.testing.register import law
-from distcore.testing.variants import Phased, Referenced, TwoTerms, WholeBatch
+from distcore.testing.variants import Climbing, Phased, Referenced, TwoTerms, WholeBatch
 
 STEPS = 10
 """Optimizer steps of a run."""
@@ -131,6 +131,16 @@ def phases(lab: Lab) -> Measured:
         job = lab.job(problem, micro_batch_size=size)
         job.evaluate()
         measured.append(distance(job.train(STEPS), solve(job.task, job.run.config, STEPS)))
+    return max(measured, key=lambda one: (one.error != one.error, one.error))
+
+
+@law("gradient")
+def own_steps(lab: Lab) -> Measured:
+    """Steps of two passes that a task makes itself equal plain PyTorch, in one micro-batch and in many."""
+    if not lab.hooks.capabilities.own_steps:
+        raise Skip("the strategy declares no gradients between backward and step")
+    problem, sizes = Climbing(rows=4 * lab.global_batch + 2), [1, max(1, lab.global_batch // lab.world.size)]
+    measured = [compare(lab, problem, micro_batch_size=size) for size in sizes]
     return max(measured, key=lambda one: (one.error != one.error, one.error))
 
 
