@@ -37,7 +37,7 @@ CORE = "distcore-core"
 ELSEWHERE = {
     "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
-    "extensions": dict.fromkeys(("profile", "stopwatch"), "workbench")
+    "extensions": dict.fromkeys(("nan_guard", "profile", "stopwatch"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),

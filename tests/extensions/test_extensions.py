@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 from multiprocessing import get_context
@@ -11,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from distcore import Progress, RunConfig, StepResult, hookimpl, train
-from distcore.errors import TrainingError
-from distcore.extensions.nan_guard import NanGuard
+from distcore import RunConfig, train
 from distcore.extensions.progress import ProgressLine, describe_evaluation, time_left
 from distcore.files import is_held
 from distcore.plugin.extensions import load_extensions
-from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.strategy.tally import Tally
-from distcore.strategies.single import SingleStrategy
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -86,6 +79,7 @@ def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConf
     ]
 
 
+@pytest.mark.needs("distcore-workbench")
 def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
     assert list(load_extensions(with_extensions(config, nan_guard=True))) == [
         "progress",
@@ -106,7 +100,7 @@ def test_every_shipped_extension_documents_its_options() -> None:
         assert all(option.doc and option.default for option in options), name
 
 
-@pytest.mark.needs("distcore-trackers")
+@pytest.mark.needs("distcore-trackers", "distcore-workbench")
 def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
     quiet = with_extensions(config, progress=False, metrics=False).model_copy(update={"out": "quiet"})
     trackers: dict[str, Any] = dict.fromkeys(("tensorboard", "wandb", "mlflow"), True)
@@ -286,43 +280,3 @@ def test_an_evaluation_is_one_line() -> None:
     assert describe_evaluation("evaluation at step 120", summary) == (
         "evaluation at step 120: loss 0.412, accuracy 0.873, evaluated 320 of 320"
     )
-
-
-@pytest.mark.needs("distcore-tasks")
-def test_nan_guard_ends_the_run_at_the_first_loss_that_is_not_finite(config: RunConfig) -> None:
-    Path("poison.py").write_text(
-        "from distcore import hookimpl\n"
-        "class Poison:\n"
-        "    @hookimpl(wrapper=True)\n"
-        "    def backward(self, run, loss):\n"
-        "        return (yield)\n"
-        "    @hookimpl\n"
-        "    def on_step_end(self, run, progress):\n"
-        "        next(run.module.parameters()).data.fill_(float('nan'))\n"
-    )
-    guarded = with_extensions(config, **{"poison.py:Poison": True, "nan_guard": True})
-    with pytest.raises(TrainingError, match=r"nan_guard: the loss is nan in step 2 on rank 0; try a lower --lr"):
-        train(guarded)
-
-
-def test_nan_guard_checks_the_gradient_norm() -> None:
-    class Exploding:
-        capabilities = SingleStrategy.capabilities
-
-        @hookimpl
-        def step(self) -> StepResult:
-            return StepResult(grad_norm=torch.tensor(math.inf))
-
-    class AnyRun:
-        config = RunConfig()
-        tally = Tally()
-
-        class world:
-            rank = 3
-
-    hooks = Hooks("exploding", Exploding(), {"nan_guard": NanGuard()})
-    hooks.on_step_end(AnyRun(), Progress(step=6), StepResult())  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match=r"the gradient norm is inf in step 7 on rank 3"):
-        hooks.step(AnyRun(), None)  # type: ignore[arg-type]
-    lenient = Hooks("exploding", Exploding(), {"nan_guard": NanGuard(gradients=False)})
-    assert lenient.step(AnyRun(), None).grad_norm == math.inf  # type: ignore[arg-type]

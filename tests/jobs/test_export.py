@@ -98,5 +98,5 @@ def test_a_file_is_no_folder_to_export_to(trained: Path, tmp_path: Path, capfd: 
 def test_a_card_names_the_versions_that_trained_and_not_those_that_export(tmp_path: Path) -> None:
     state = {"progress": {"step": 3}, "data": "0" * 64, "environment": {"python": "3.11.0", "torch": "2.6.0"}}
     known = provenance("BertModel", state, RunConfig(nproc=2), tmp_path)
-    assert known.environment == "python 3.11.0, torch 2.6.0"
-    assert known.facts()["rows"] == "number of rows not reported"
+    assert known["environment"] == "python 3.11.0, torch 2.6.0"
+    assert known["rows"] == "number of rows not reported"

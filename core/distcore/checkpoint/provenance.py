@@ -8,7 +8,6 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,64 +23,33 @@ PACKAGES = ("distcore-core", "torch", "transformers", "tokenizers")
 """Packages whose versions are recorded if they are installed, in addition to those of strategy and task."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Provenance:
-    """Where the weights of a checkpoint come from. Paths are without their folders, which are nobody's business."""
+def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Path) -> dict[str, str]:
+    """Return by name, in words, where the weights of a checkpoint with this state and this config come from.
 
-    model: str
-    """Class of the model."""
-    task: str
-    """Name of the task."""
-    steps: int
-    """Optimizer steps."""
-    data: str
-    """Source of the training data, from the task's options."""
-    rows: str
-    """How many rows that were, in words."""
-    data_sha256: str
-    """Of the training rows, as checkpoints have it."""
-    strategy: str
-    """Its name."""
-    ranks: int
-    """How many there were."""
-    device: str
-    """Their devices."""
-    precision: str
-    """Of the forward pass."""
-    environment: str
-    """Versions of the packages that trained the model, as text."""
-
-    def facts(self) -> dict[str, str]:
-        """Return all of it as texts by name."""
-        return {name: str(getattr(self, name)) for name in self.__slots__}
-
-
-def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Path) -> Provenance:
-    """Return the provenance of a checkpoint with this state and this config; ``run`` is the folder of its run.
-
-    ``model`` is the name of the model's class.
+    ``model`` is the name of the model's class, ``run`` the folder of its run. Paths are without their folders, which
+    are nobody's business.
     """
     # Checkpoints of earlier versions have none.
     versions = job_state.get("environment") or environment(config.strategy, config.task)
-    return Provenance(
-        model=model,
-        task=without_folder(config.task),
-        steps=job_state["progress"]["step"],
-        data=without_folder(config.task_options.get("data", "of the task")),
-        rows=_rows(run),
-        data_sha256=str(job_state.get("data")),
-        strategy=without_folder(config.strategy),
-        ranks=int(config.nproc),
-        device=config.device,
-        precision=config.precision,
-        environment=", ".join(f"{package} {number}" for package, number in versions.items()),
-    )
+    return {
+        "model": model,
+        "task": without_folder(config.task),
+        "steps": str(job_state["progress"]["step"]),
+        "data": without_folder(config.task_options.get("data", "of the task")),
+        "rows": _rows(run),
+        "data_sha256": str(job_state.get("data")),  # of the training rows
+        "strategy": without_folder(config.strategy),
+        "ranks": str(config.nproc),
+        "device": config.device,
+        "precision": config.precision,
+        "environment": ", ".join(f"{package} {number}" for package, number in versions.items()),
+    }
 
 
 def provenance_of(run: Run, checkpoint: Path) -> dict[str, str]:
     """Return the provenance of a checkpoint of a run as texts by name."""
     state, out = Checkpoint(checkpoint).job_state(), Path(str(run.config.out))
-    return provenance(type(run.module).__name__, state, run.config, out).facts()
+    return provenance(type(run.module).__name__, state, run.config, out)
 
 
 @cache  # it is asked for with every checkpoint

@@ -87,14 +87,13 @@ def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | N
     module = model_source(config, task, data).build()
     check_base(base_of(config, task, module), job_state, path)
     fill(module, checkpoint)
-    known = provenance(type(module).__name__, job_state, config, path.absolute().parent.parent)
     return TrainedModel(
         module=module,
         config=config,
         checkpoint=path,
         is_average=weights_of(checkpoint) == "ema",
         pretrained=task.weights_folder(config),
-        provenance=known.facts(),
+        provenance=provenance(type(module).__name__, job_state, config, path.absolute().parent.parent),
         save_task_files=partial(task.save, config=config, data=data),
     )
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, isfinite
 
-from distcore.errors import TrainingError
-from distcore.plugin.strategy.contract import Progress, Run, StepResult
-from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore import Progress, Run, StepResult, TrainingError, hookimpl
 
 
 @dataclass
