@@ -8,6 +8,7 @@ from distcore.distributed.devices import count_devices as count_devices
 from distcore.distributed.devices import memory_overhead as memory_overhead
 from distcore.distributed.devices import peak_memory as peak_memory
 from distcore.distributed.devices import resolve_device as resolve_device
+from distcore.engine.frozen import frozen_source as frozen_source
 from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from distcore import (
+    INITIAL,
     ConfigError,
     Datasets,
     DistcoreError,
@@ -26,6 +28,7 @@ from distcore.jobs import (
     TracesStep,
     check_optimizer,
     freeze,
+    frozen_source,
     model_source,
     optimizer_factory,
 )
@@ -70,6 +73,8 @@ class _Model:
     task: Task
     data: Datasets
     meta_model: nn.Module
+    frozen: dict[str, nn.Module | None]
+    """The task's frozen models; ``None``: the trained model, without its adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +130,17 @@ def _model(alone: Resolved) -> _Model:
     data = task.prepare(config)
     try:
         meta_model = model_source(config, task, data).meta_model()
+        frozen = {
+            name: None
+            if given == INITIAL and config.lora.rank is not None
+            else frozen_source(config, task, data, given).meta_model()
+            for name, given in task.frozen(config, data).items()
+        }
     except MetaModelError as error:
         raise ConfigError(f"plan: the model cannot be built without its weights: {error}") from None
     freeze(config, meta_model)
     check_optimizer(config, meta_model)
-    return _Model(task=task, data=data, meta_model=meta_model)
+    return _Model(task=task, data=data, meta_model=meta_model, frozen=frozen)
 
 
 def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
@@ -155,9 +166,18 @@ def _states(one: Resolved, row: Row, model: _Model) -> Row:
     try:
         # A copy: a strategy may change the module that it is asked about.
         meta_model = copy.deepcopy(model.meta_model)
-        return replace(row, memory=strategy.plan_memory(config, meta_model, row.ranks, optimizer_factory(config)))
+        memory = strategy.plan_memory(config, meta_model, row.ranks, optimizer_factory(config))
+        for frozen in filter(None, model.frozen.values()):
+            held = strategy.plan_memory(config, copy.deepcopy(frozen), row.ranks, _plain)
+            memory = replace(memory, parameters=memory.parameters + held.parameters)
+        return replace(row, memory=memory)
     except DistcoreError as error:
         return replace(row, reason=_line(error))
+
+
+def _plain(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer without state, for the plan of a model that is not trained."""
+    return torch.optim.SGD(model.parameters(), lr=0.0)
 
 
 def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
@@ -175,6 +195,7 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
             meta_model=model.meta_model,
             batch=values,
             micro_batches=batch.of_step,
+            frozen=model.frozen,
         )
         step = trace(job, stand_in)
     except DistcoreError as error:

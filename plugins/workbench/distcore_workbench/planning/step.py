@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -76,6 +77,8 @@ class TracedJob:
     """Collated, on the CPU."""
     micro_batches: int
     """How many of these a step has."""
+    frozen: Mapping[str, nn.Module | None]
+    """The task's frozen models on the meta device; ``None``: the trained model, without its adapter."""
 
     @property
     def passes(self) -> tuple[bool, ...]:
@@ -114,7 +117,7 @@ def _trace(
     phases: _Phases,
     apart: HoldsExtraTensors | None,
 ) -> Step:
-    run = _build_run(job, hooks, module)
+    run, frozen = _with_frozen(job, hooks, storages, _build_run(job, hooks, module))
     assert run.optimizer is not None
     pools = _mask_pools(job, module)  # kept for the whole step
     storages.count(pools)
@@ -126,7 +129,8 @@ def _trace(
         _passes(job, hooks, phases, run)
         hooks.step(run, job.config.clip)
     state = [value for kept in run.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
-    kinds = {"parameters": storages.numbers(run.module.parameters()), "optimizer": storages.numbers(state)}
+    parameters = chain(run.module.parameters(), *(model.parameters() for model in frozen))
+    kinds = {"parameters": storages.numbers(parameters), "optimizer": storages.numbers(state)}
     marks = _passes(job, hooks, phases, run)
     kinds["gradients"] = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
     for kind, tensors in apart.extra_tensors(run).items() if apart else ():
@@ -172,6 +176,27 @@ def _build_run(job: TracedJob, hooks: Hooks, module: nn.Module) -> Run:
     set_form(config, job.task, module)
     prepared.model.train()
     return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
+
+
+def _with_frozen(job: TracedJob, hooks: Hooks, storages: Storages, run: Run) -> tuple[Run, list[nn.Module]]:
+    """Return ``run`` with the frozen models of its task as the strategy holds them, and these models."""
+    models: dict[str, nn.Module] = dict.fromkeys(job.frozen, run.model)
+    held = []
+    for name, meta_model in job.frozen.items():
+        if meta_model is not None:
+            module = _without_values(meta_model, storages).requires_grad_(False)
+            beside = replace(run, module=module, model=module, optimizer=None, strategy_state=None)
+            models[name] = hooks.wrap_model(beside, module, None).model
+            models[name].eval()
+            held.append(module)
+    autocast = autocast_for(job.config, hooks.capabilities, run.world)
+
+    @torch.no_grad()
+    def consult(batch: Batch) -> Batch:
+        with autocast:
+            return BoundTask.of(job.task).consult(models, batch)
+
+    return (replace(run, consult=consult) if models else run), held
 
 
 def _without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:

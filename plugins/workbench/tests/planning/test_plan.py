@@ -70,6 +70,23 @@ def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("work_folder")
+@pytest.mark.programs  # as long as one
+def test_a_frozen_model_is_held_beside_the_trained_one(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def row(task: str, strategy: str, *arguments: str) -> dict[str, Any]:
+        sizes = ("--device", "cpu", "--nproc", "2", "--global-batch-size", "4")
+        assert main(["plan", "--json", "--task", task, "--strategies", strategy, *sizes, *arguments]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["rows"]
+        return dict(found)
+
+    for strategy in ("ddp", "fsdp"):
+        alone, beside = row("causal-lm", strategy), row("preference", strategy)
+        assert beside["memory"]["parameters"] == 2 * alone["memory"]["parameters"]
+        assert beside["memory"]["gradients"] == alone["memory"]["gradients"]
+        assert max(moment["parameters"] for moment in beside["step"]["moments"]) == beside["memory"]["parameters"]
+    adapter, asked = row("causal-lm", "ddp", "--lora", "4"), row("preference", "ddp", "--lora", "4")
+    assert asked["memory"]["parameters"] == adapter["memory"]["parameters"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
