@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from distcore import (
-    INITIAL,
     ConfigError,
     Datasets,
     DistcoreError,
@@ -28,14 +28,13 @@ from distcore.jobs import (
     TracesStep,
     check_optimizer,
     freeze,
-    frozen_source,
     model_source,
     optimizer_factory,
 )
 from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
 from distcore_workbench.planning.request import PlanRequest, Ranks, is_one_process, resolve_for, shards_of
-from distcore_workbench.planning.step import TracedJob, trace
+from distcore_workbench.planning.step import TracedJob, frozen_models, trace
 from distcore_workbench.planning.timeline import KINDS, Step
 
 
@@ -73,7 +72,7 @@ class _Model:
     task: Task
     data: Datasets
     meta_model: nn.Module
-    frozen: dict[str, nn.Module | None]
+    frozen: Mapping[str, nn.Module | None]
     """The task's frozen models; ``None``: the trained model, without its adapter."""
 
 
@@ -130,12 +129,7 @@ def _model(alone: Resolved) -> _Model:
     data = task.prepare(config)
     try:
         meta_model = model_source(config, task, data).meta_model()
-        frozen = {
-            name: None
-            if given == INITIAL and config.lora.rank is not None
-            else frozen_source(config, task, data, given).meta_model()
-            for name, given in task.frozen(config, data).items()
-        }
+        frozen = frozen_models(config, task, data)
     except MetaModelError as error:
         raise ConfigError(f"plan: the model cannot be built without its weights: {error}") from None
     freeze(config, meta_model)

@@ -15,7 +15,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from distcore import Batch, ConfigError, ConstantColumn, MicroBatch, Run, RunConfig, Task, World, hookimpl
+from distcore import (
+    INITIAL,
+    Batch,
+    ConfigError,
+    ConstantColumn,
+    Datasets,
+    MicroBatch,
+    Run,
+    RunConfig,
+    Task,
+    World,
+    hookimpl,
+)
 from distcore.jobs import (
     POOL_VALUES,
     BoundTask,
@@ -23,6 +35,7 @@ from distcore.jobs import (
     Hooks,
     Tally,
     autocast_for,
+    frozen_source,
     most_micro_batches,
     one_line,
     optimizer_factory,
@@ -84,6 +97,17 @@ class TracedJob:
     def passes(self) -> tuple[bool, ...]:
         """Return the passes to trace, for each whether it is the step's last: all between first and last are alike."""
         return (False, False, True)[-min(3, self.micro_batches) :]
+
+
+def frozen_models(config: RunConfig, task: Task, data: Datasets) -> dict[str, nn.Module | None]:
+    """Return the frozen models of a task as ``TracedJob`` has them. Raises MetaModelError."""
+    bound = BoundTask.of(task)
+    return {
+        name: None
+        if given == INITIAL and config.lora.rank is not None
+        else frozen_source(config, bound, data, given).meta_model()
+        for name, given in bound.frozen(config, data).items()
+    }
 
 
 def trace(job: TracedJob, stand_in: object) -> Step:

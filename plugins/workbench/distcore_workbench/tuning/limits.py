@@ -23,7 +23,7 @@ from distcore.jobs import (
 from distcore_workbench.planning.available import machine_limits, process_limits, total_memory
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import longest
-from distcore_workbench.planning.step import TracedJob, trace
+from distcore_workbench.planning.step import TracedJob, frozen_models, trace
 from distcore_workbench.planning.timeline import Moment
 
 TRACED = {*EXECUTION, "loader", "gradient_checkpointing"}
@@ -91,7 +91,12 @@ class Plans:
             config, _ = choose_form(config, declared, self.task, self.data)
             batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
             job = TracedJob(
-                config=config, task=self.task, meta_model=self.meta_model, batch=values, micro_batches=batch.of_step
+                config=config,
+                task=self.task,
+                meta_model=self.meta_model,
+                batch=values,
+                micro_batches=batch.of_step,
+                frozen=frozen_models(config, self.task, self.data),
             )
             return trace(job, strategy.traced()).peak
         except DistcoreError as error:
