@@ -259,6 +259,21 @@ def test_a_narrow_screen_keeps_speed_and_time_left(
     assert all(len(found.rstrip()) <= columns for found in shown)
 
 
+@pytest.mark.parametrize("terminal", ["0", "1"])
+def test_a_loss_that_is_not_finite_is_said_once(
+    terminal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", terminal)
+    monkeypatch.setenv("COLUMNS", "400")
+    progress, run = ProgressLine(), FewColumns()
+    progress.on_run_start(run)  # type: ignore[arg-type]
+    for loss in (0.4, float("nan"), float("inf")):
+        progress.on_log(run, RECORD | {"loss": loss})  # type: ignore[arg-type]
+    progress.on_run_end(run, {})  # type: ignore[arg-type, typeddict-item]
+    err = capsys.readouterr().err
+    assert err.count("the loss is ") == err.count("the loss is nan: try a lower --lr, ") == 1
+
+
 def test_the_time_left_follows_the_speed(config: RunConfig) -> None:
     class Half:
         total_steps = 120

@@ -16,8 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/quickstart.md", "core/README.md")]
 PAGES += sorted(ROOT.glob("plugins/*/README.md"))
-NEWEST = "3.14"
-"""The newest Python that the metadata names."""
+NAMED = sorted(
+    int(minor) for minor in re.findall(r"Python :: 3\.(\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+)
+"""Minor versions of Python that the metadata names."""
+NEWEST = f"3.{NAMED[-1]}"
 ALWAYS = ("README.md", "plugins/deepspeed/README.md")
 """Pages whose lines every run of the tests tries; those of the others take minutes more."""
 LARGE = ("ray",)
@@ -39,12 +42,21 @@ def lines() -> dict[str, Path]:
     return found
 
 
-def pythons() -> list[str]:
-    """This Python, and the newest one that is on this machine; a test of it is skipped where there is none."""
-    return [sys.executable, f"python{NEWEST}"]
+def newest() -> str | None:
+    """Newest Python that the metadata names and that starts here, on PATH or of pyenv; ``None`` if that is this one."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in reversed([minor for minor in NAMED if minor > sys.version_info.minor]):
+        name = f"python3.{minor}"
+        for python in filter(None, [shutil.which(name), *map(str, sorted(pyenv.glob(f"3.{minor}*/bin/{name}")))]):
+            if (
+                subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True, check=False).returncode
+                == 0
+            ):
+                return python
+    return None
 
 
-@pytest.mark.parametrize("python", pythons(), ids=["this", NEWEST])
+@pytest.mark.parametrize("python", [sys.executable, newest()], ids=["this", "newest"])
 @pytest.mark.parametrize(
     "line",
     [
@@ -52,9 +64,11 @@ def pythons() -> list[str]:
         for line, page in lines().items()
     ],
 )
-def test_an_install_line_needs_nothing_beside_it(distributions: Path, tmp_path: Path, line: str, python: str) -> None:
-    if shutil.which(python) is None:
-        pytest.skip(f"there is no {python} here")
+def test_an_install_line_needs_nothing_beside_it(
+    distributions: Path, tmp_path: Path, line: str, python: str | None
+) -> None:
+    if python is None:
+        pytest.skip(f"of the Pythons up to {NEWEST} only {sys.version_info.major}.{sys.version_info.minor} is here")
     subprocess.run([python, "-m", "venv", tmp_path / "environment"], check=True)
     bin_folder = tmp_path / "environment/bin"
     # The versions that the tests ran with, among them torch for a CPU: as the pages say, it goes first.

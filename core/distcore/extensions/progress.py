@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from math import isfinite
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +21,8 @@ from distcore.plugin.strategy.hookspecs import hookimpl
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
 """Keys of an evaluation's summary that are not metrics."""
+NOT_FINITE = "try a lower --lr, a warm-up, or --precision fp32; --set extensions.nan_guard=true ends a run there"
+"""What may help where the loss is NaN or infinite."""
 SHORTEST_BAR = 8
 """Characters; a shorter bar says nothing, and the text gets its place."""
 
@@ -35,6 +38,7 @@ class ProgressLine:
         self._console: Console | None = None
         self._live: Live | None = None
         self._cell: NotebookLine | None = None
+        self._warn_of_loss = True
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
@@ -53,7 +57,10 @@ class ProgressLine:
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
-        """Redraw the live line, or print a plain one."""
+        """Redraw the live line, or print a plain one; say once that the loss is not finite."""
+        if (self._console or self._cell) and self._warn_of_loss and not isfinite(record["loss"]):
+            self._warn_of_loss = False
+            self._say(f"the loss is {record['loss']}: {NOT_FINITE}")
         if self._cell is not None:
             self._cell.update(describe(run, record))
         elif self._live is not None:

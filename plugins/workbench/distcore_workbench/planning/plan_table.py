@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from distcore.jobs import memory_overhead
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.planning.byte_sizes import format_size
+from distcore_workbench.planning.longest import Batch
 from distcore_workbench.planning.plan import MemoryPlan, Row
 
 HEADINGS = (
@@ -40,9 +41,14 @@ def show(plan: MemoryPlan, devices: Mapping[str, int]) -> None:
 def remarks(plan: MemoryPlan) -> list[str]:
     """Return the lines below the table: the subject of the figures, and unknown ones."""
     lines = ["per rank; sent: in a step of one micro-batch"]
-    batches = list(dict.fromkeys(row.batch for row in plan.rows if row.batch is not None))
+    batches: dict[Batch, list[str]] = {}
+    for row in plan.rows:
+        if row.batch is not None:
+            batches.setdefault(row.batch, []).append(f"{row.strategy} on {row.world}")
     padding = "padded to the longest" if plan.padded else "without padding"
-    lines += [f"longest micro-batch: {b.rows} row(s) of up to {b.longest} tokens, {padding}" for b in batches]
+    for batch, names in batches.items():
+        of = f" of {', '.join(names)}" if len(batches) > 1 else ""
+        lines.append(f"longest micro-batch{of}: {batch.rows} row(s) of up to {batch.longest} tokens, {padding}")
     if plan.device != "cpu" and batches:
         how = f"traced on a CPU, with dropout and attention as on {plan.device}"
         lines.append(f"activations and peak are an estimate for {plan.device}: {how}")

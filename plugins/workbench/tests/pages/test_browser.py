@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -134,6 +135,18 @@ def test_the_axis_is_chosen_for_all_plots_and_is_labeled(window: browser.Browser
     for value, label in (("epoch", "epoch"), ("seconds", "training time, s"), ("step", "step")):
         set_control(window, "axis", value, "change")
         assert window.run(title) == [label]
+
+
+def test_a_constant_is_a_line_also_beside_one_point(window: browser.Browser, tmp_path: Path) -> None:
+    line = {"step": 20, "epoch": 0.4, "samples": 640, "eval/accuracy": 0.6, "eval/majority_accuracy": 0.5}
+    (write_run(tmp_path / "runs/short", 20) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert main(["report", str(tmp_path / "runs"), "--html", str(tmp_path / "report.html")]) == 0
+    window.open(tmp_path / "report.html", 1200)
+    drawn = window.run(
+        "return [...document.querySelectorAll('.plot')].flatMap(it => it.data.filter(one => 'constant' in one)"
+        ".map(one => [it.data.find(other => 'axis' in other).x, one.x]))"
+    )
+    assert drawn == [[[20], [0, 40]]]
 
 
 def test_smoothing_keeps_what_was_measured_behind(window: browser.Browser, report: Path) -> None:

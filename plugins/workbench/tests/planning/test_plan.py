@@ -43,6 +43,8 @@ def test_each_row_of_eighty_columns_says_strategy_and_ranks(
     for number in tables:
         rows = [line.partition("  ")[0] for line in lines[number + 1 : number + 4]]
         assert rows == ["single, 1", "fsdp, 1", "fsdp, 4"]
+    longest = [line.partition(":")[0] for line in lines if line.startswith("longest micro-batch")]
+    assert longest == ["longest micro-batch of single on 1, fsdp on 1", "longest micro-batch of fsdp on 4"]
 
 
 def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

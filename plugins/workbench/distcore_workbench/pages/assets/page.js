@@ -42,7 +42,8 @@
   function traces(figure) {
     const curves = figure.traces.filter(trace => "axis" in trace && !chosen.hidden.has(trace.run));
     const xs = curves.flatMap(trace => page.axes[trace.axis][chosen.axis].filter(x => x !== null));
-    const ends = xs.length ? [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))] : [0, 1];
+    const [least, most] = [xs.reduce((a, b) => Math.min(a, b), Infinity), xs.reduce((a, b) => Math.max(a, b), 0)];
+    const ends = least < most ? [least, most] : [0, 2 * most || 1];  // the curves may be one point
     return figure.traces.flatMap(trace =>
       "axis" in trace ? curve(trace) : "constant" in trace ? baseline(trace, ends) : [trace]);
   }
