@@ -385,14 +385,18 @@ class StepsTheIdlePart(FindsUnused):
         return defaults.step(run, clip)
 
 
+def with_group_values(prepared: PreparedModel, **values: object) -> PreparedModel:
+    """The model with these values in all groups of its optimizer."""
+    for group in prepared.optimizer.param_groups if prepared.optimizer else []:
+        group.update(values)
+    return prepared
+
+
 @mutant("gradient", "phases")
 class GivesAllOneRate(FindsUnused):
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
-        for group in prepared.optimizer.param_groups if prepared.optimizer else []:
-            group["lr"] = run.config.lr
-        return prepared
+        return with_group_values(super().wrap_model(run, model, make_optimizer), lr=run.config.lr)
 
 
 @mutant("resume", "phases-continue")
@@ -490,10 +494,7 @@ class StepsOnlyWhereItClips(DDPStrategy):
 class IgnoresBetas(DDPStrategy):
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        wrapped: PreparedModel = super().wrap_model(run, model, make_optimizer)
-        for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
-            group["betas"] = (0.9, 0.999)
-        return wrapped
+        return with_group_values(super().wrap_model(run, model, make_optimizer), betas=(0.9, 0.999))
 
 
 @mutant("gradient", "tied-parameters")

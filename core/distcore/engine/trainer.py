@@ -243,8 +243,8 @@ def fit(
             else:
                 wishes = frozenset()
             ended = "stop" in wishes
-            evaluating = done or ended or "evaluate" in wishes or is_due(progress.step, config.eval_every)
-            evaluating = evaluating or progress.step_in_epoch == 0
+            evaluating = done or ended or "evaluate" in wishes or progress.step_in_epoch == 0
+            evaluating = evaluating or is_due(progress.step, config.eval_every)
             saving = done or stopping or "save" in wishes or is_due(progress.step, config.save_every)
             if not evaluating and not saving:
                 continue
@@ -260,13 +260,18 @@ def fit(
             if stopping or ended:
                 break
         saver.wait()
-    if ended and "stop" in wishes:
-        log.info("an extension or the task requested a stop: ended after step %d", progress.step)
-    elif ended and best and progress.step < run.total_steps:
-        log.info("no better %s in %d evaluations: ended after step %d", best.metric, best.waited, progress.step)
+    if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
+        log.info("%s: ended after step %d", why, progress.step)
     elif stopping:
         raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}")
     return progress, best, last
+
+
+def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
+    """Return why a run ended: a stop that a listener requested, or no better evaluation; empty if it is complete."""
+    if is_requested:
+        return "an extension or the task requested a stop"
+    return f"no better {best.metric} in {best.waited} evaluations" if best and is_early else ""
 
 
 def how_to_go_on(config: RunConfig) -> str:
