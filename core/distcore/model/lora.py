@@ -19,6 +19,7 @@ from torch import nn
 
 from distcore.config import LoRA, RunConfig
 from distcore.errors import ConfigError
+from distcore.model.stored_base import store
 from distcore.model.transformers_log import silence_transformers
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def adapt(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str
     with _explain_targets(config, module):
         inject_adapter_in_model(settings, module, adapter_name=ADAPTER)
     _initialize(module, config.seed)
+    store(config, module, folder)
     return _names_before(module, before)
 
 

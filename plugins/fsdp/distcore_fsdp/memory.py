@@ -23,8 +23,8 @@ class ShardingSettings:
     """True if the parameters of a unit are freed after its forward pass."""
     offloads: bool
     """True if shards, gradients and optimizer state are in main memory."""
-    gathered_in: torch.dtype
-    """Dtype in which parameters are gathered."""
+    gathered_in: torch.dtype | None
+    """Dtype in which parameters are gathered; ``None``: each in its own."""
     reduced_in: torch.dtype
     """Dtype in which gradients are averaged."""
 
@@ -69,8 +69,12 @@ def _gathered_bytes(
     for module in (*units.values(), meta_model):
         own = [parameter for parameter in module.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
-        padded = (
-            p.numel() // p.shape[0] * -(-p.shape[0] // settings.shards) * settings.shards if p.dim() else 1 for p in own
-        )
-        sizes.append(sum(padded) * settings.gathered_in.itemsize)
+        sizes.append(sum(_padded(p, settings.shards) * (settings.gathered_in or p.dtype).itemsize for p in own))
     return sizes[-1], sizes[:-1]
+
+
+def _padded(parameter: nn.Parameter, shards: int) -> int:
+    """Return the elements of a gathered parameter, with the padding of its shards."""
+    if not parameter.dim():
+        return 1
+    return parameter.numel() // parameter.shape[0] * -(-parameter.shape[0] // shards) * shards

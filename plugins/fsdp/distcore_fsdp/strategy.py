@@ -137,7 +137,7 @@ class FSDPStrategy:
             replicas=ranks // shards,
             frees=not self._reshard_options(),
             offloads=self.cpu_offload,
-            gathered_in=policy.param_dtype or torch.float32,
+            gathered_in=policy.param_dtype,
             reduced_in=policy.reduce_dtype or torch.float32,
         )
         return sharded_memory(meta_model, find_units(meta_model, self.wrap), make_optimizer, settings)
@@ -215,10 +215,10 @@ class FSDPStrategy:
 
     def _policy(self, config: RunConfig) -> MixedPrecisionPolicy:
         """Return the dtypes. Inputs are not cast, because the core's autocast decides what runs in half precision."""
-        dtypes = {"fp32": torch.float32, "precision": DTYPES[config.precision]}
-        return MixedPrecisionPolicy(
-            param_dtype=dtypes[self.param_dtype], reduce_dtype=dtypes[self.reduce_dtype], cast_forward_inputs=False
-        )
+        half = DTYPES[config.precision]
+        gathered = None if self.param_dtype == "fp32" else half  # as it is: a frozen base may be in 16 bits
+        reduced = torch.float32 if self.reduce_dtype == "fp32" else half
+        return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
 
     def _offload(self, world: World) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()

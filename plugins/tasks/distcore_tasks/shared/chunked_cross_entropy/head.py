@@ -40,12 +40,11 @@ class ChunkedHead:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits, or what ``cross_entropy`` asks for."""
-        from torch.nn.functional import linear
-
         weight, bias = self.head.weight, self.head.bias
         # A strategy may have split the vocabulary, whose logits are whole only outside of the head.
         if not self.asked or not self.is_own or weight.shape[0] != self.rows:
-            return linear(hidden, weight, bias)
+            logits: Tensor = type(self.head).forward(self.head, hidden)
+            return logits
         result, self.labels = self._answer(hidden.flatten(0, -2), weight, bias), None
         return result
 
