@@ -19,7 +19,9 @@ from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.errors import ConfigError
 from distcore.model.lora import adapt
+from distcore.model.model_source import model_source
 from distcore.model.stored_base import MODEL_TYPES, StoredEmbedding, StoredLinear
+from distcore.resolve.resolve import resolve
 
 SMALL: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
@@ -231,3 +233,16 @@ def test_an_export_merges_into_fp32(base: Path) -> None:
         merged.append(load_file(to / "model.safetensors"))
     whole, own = merged
     assert all(own[name].dtype == torch.float32 and torch.equal(own[name], whole[name]) for name in whole)
+
+
+def test_a_meta_model_has_the_dtypes_of_the_whole_one(base: Path) -> None:
+    for kind, least, most in (("fp32", 4.0, 4.0), ("file", 2.0, 2.1)):
+        resolved = resolve(job(base, "meta", str(base / "model"), lora={"rank": 2, "base": kind}))
+        source = model_source(resolved.config, resolved.task, resolved.task.prepare(resolved.config))
+        whole, meta = (
+            {name: parameter.dtype for name, parameter in model.named_parameters() if not parameter.requires_grad}
+            for model in (source.build(), source.meta_model())
+        )
+        assert meta == whole
+        sizes = [(p.numel(), p.dtype.itemsize) for p in source.meta_model().parameters() if not p.requires_grad]
+        assert least <= sum(count * size for count, size in sizes) / sum(count for count, _ in sizes) <= most
