@@ -20,15 +20,12 @@ MODEL_TYPES = ("bert", "distilbert", "electra", "gemma", "llama", "mistral", "qw
 """Model types whose code reads no dtype of a weight. A test compares each of them with a base in fp32."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that are kept, by their names in the safetensors format."""
-INTEGERS = ("I", "U", "BOOL")
-"""Beginnings of the names of dtypes that say nothing about weights."""
 
 
 def store(config: RunConfig, module: nn.Module, folder: Path | None) -> None:
     """Keep the frozen linear layers and embeddings of ``module``, in place, as ``lora.base`` asks.
 
-    ``module`` is an adapted model, whole or on the meta device; ``folder`` has the weights of its base, if any. Norms,
-    biases and all that is trained stay in fp32. Raises ConfigError where 'file' cannot be had.
+    ``module`` is adapted, whole or meta; ``folder`` has its base, if any. Raises ConfigError where 'file' cannot be.
     """
     if config.lora.base == "fp32":
         return
@@ -57,23 +54,21 @@ def _dtypes_in(folder: Path) -> set[str]:
     """Return the dtypes of the weights in the safetensors files of ``folder``, by the format's names."""
     from safetensors import safe_open
 
-    found = set()
+    dtypes = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 -- is no dict
-    return {name for name in found if not name.startswith(INTEGERS)}
+            dtypes |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 -- is no dict
+    return {name for name in dtypes if "F" in name}  # buffers of integers say nothing
 
 
 def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
-    """Round nothing: the values come from files in ``dtype``. A tied weight is kept if all of its users widen it."""
+    """Round nothing: values come from files in ``dtype``. A tied weight is kept if all of its users widen it."""
     parts: list[Any] = list(module.modules())
     users = Counter(id(parameter) for part in parts for parameter in part.parameters(recurse=False))
     own = [part for part in parts if type(part) in STORED and not part.weight.requires_grad]
     known = Counter(id(part.weight) for part in own)
     # The last is outside of the blocks, as embeddings are, so that a strategy gathers both at once.
-    others = [
-        (part, name) for part in parts if type(part) not in STORED for name, _ in part.named_parameters("", False)
-    ]
+    others = [(p, name) for p in parts if type(p) not in STORED for name, _ in p.named_parameters("", False)]
     for part in own:
         if known[id(part.weight)] == users[id(part.weight)]:
             part.__class__ = STORED[type(part)]
@@ -100,7 +95,7 @@ class StoredLinear(nn.Linear):
     """A linear layer whose frozen weight is widened inside the product."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what a layer with the same weight in fp32 returns."""
+        """Return what it would with the weight in fp32."""
         if torch.is_autocast_enabled(input.device.type):  # it casts the weight, whatever its dtype
             return F.linear(input, self.weight, self.bias)
         product: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
@@ -114,7 +109,7 @@ class StoredEmbedding(nn.Embedding):
     """Its module and name: fp32, unless a strategy casts the whole model, or gathers it in another dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what an embedding with the same weight in fp32 returns."""
+        """Return what it would with the weight in fp32."""
         module, name = self.beside
         return super().forward(input).to(getattr(module, name).dtype)
 
