@@ -180,7 +180,7 @@ def test_the_line_that_installs_tasks_from_a_checkout_brings_what_they_require_o
     subprocess.run(
         [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
     )
-    assert run(python, tmp_path, "-c", "import distcore_tasks.text_classification.task").returncode == 0
+    assert run(python, tmp_path, "-c", "import distcore_tasks.text_classification.rows").returncode == 0
 
 
 @pytest.mark.ranks
