@@ -17,7 +17,8 @@ OWN = {
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
     },
     "masked_lm": set[str](),
-    "preference": {"losses"},
+    "preference": {"losses", "pairs"},
+    "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores"},
     "text_classification": {"problems"},
     "token_classification": {"metrics"},
@@ -27,6 +28,7 @@ LACKS = {
     "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
+    "reward_model": {"rows", "encode", "dataset", "prepare", "embedded", "unlabeled"},  # those of preference
 }
 """Files of the skeleton that a task does not need."""
 

@@ -34,7 +34,7 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     if shape is None:
         folder = options.model_folder()
         return load_model("AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad)
-    config = _config(shape, options, vocab_size, pad, end)
+    config = causal_config(shape, options, vocab_size, pad, end)
     set_dropout(config, options.dropout)
     from transformers import AutoModelForCausalLM
 
@@ -43,7 +43,8 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     return model
 
 
-def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None) -> Any:
+def causal_config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None) -> Any:
+    """Return transformers' config of a built-in model; for the arguments see ``build_model``."""
     places = positions(options)
     tokens = {"vocab_size": vocab_size, "pad_token_id": pad, "bos_token_id": None, "eos_token_id": end}
     if shape.family == "gpt2":

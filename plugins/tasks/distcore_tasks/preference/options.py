@@ -1,4 +1,4 @@
-"""Options of preference tuning: model, data files, tokens and the loss."""
+"""Options of tasks on pairs of answers: model, data files, tokens; and of preference tuning: the loss."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceOptions(TaskOptions):
-    """Options of preference tuning."""
+class PairOptions(TaskOptions):
+    """Options of a task whose rows are prompts with a better and a worse answer."""
 
     flags: ClassVar = {
         "prompt-column": "columns.prompt",
@@ -43,14 +43,10 @@ class PreferenceOptions(TaskOptions):
         "rejected-column": "columns.rejected",
     }
     built_in: ClassVar = {name: shape for name, shape in SHAPES.items() if not shape.experts}
-    pretrained_lr: ClassVar[float] = 1e-6
     metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "accuracy": "max", "margin": "max"}
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "beta": "ask",
-        "label_smoothing": "ask",
-        "reference": "free",  # its weights are compared
         "tokenizer": "free",  # the tokens that it makes are compared
     }
 
@@ -64,10 +60,32 @@ class PreferenceOptions(TaskOptions):
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Tokens of a prompt with its answer; longer ones are cut."""
+
+    @property
+    def mismatched(self) -> bool:
+        """True if batches also have each prompt with the answer of another row."""
+        return False
+
+    def as_causal(self, model: str | None = None) -> CausalOptions:
+        """Return the options of the same language model, or of another ``model``."""
+        return CausalOptions(model=model or self.model, max_seq_len=self.max_seq_len, dropout=self.dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceOptions(PairOptions):
+    """Options of preference tuning."""
+
+    pretrained_lr: ClassVar[float] = 1e-6
+    on_resume: ClassVar[dict[str, OnResume]] = PairOptions.on_resume | {
+        "beta": "ask",
+        "label_smoothing": "ask",
+        "reference": "free",  # its weights are compared
+    }
+
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = 0.0
     """Probability of dropout; null: the model's own. With it, a model would differ from its reference at once."""
     loss: Literal["dpo", "ipo", "hinge", "kto"] = "dpo"
-    """The loss of a pair of answers; kto computes it over the global batch."""
+    """The loss of a pair; that of kto is over the global batch."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """How strongly the model is kept near its reference."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -75,9 +93,10 @@ class PreferenceOptions(TaskOptions):
     reference: str | None = None
     """Folder or hub name of the reference model; null: the trained model as it began."""
 
-    def as_causal(self, model: str | None = None) -> CausalOptions:
-        """Return the options of the same language model, or of another ``model``."""
-        return CausalOptions(model=model or self.model, max_seq_len=self.max_seq_len, dropout=self.dropout)
+    @property
+    def mismatched(self) -> bool:
+        """True for kto, which reads the likelihood of such answers."""
+        return self.loss == "kto"
 
     @property
     def path_options(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.preference.dataset import open_preferences, write_preferences
 from distcore_tasks.preference.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.preference.encode import encode
-from distcore_tasks.preference.options import PreferenceOptions
+from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import Preferences, read_preferences
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
@@ -22,7 +22,7 @@ from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 CACHED = CachedDatasets(kind="preferences", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
-def prepare_preferences(options: PreferenceOptions, seed: int) -> TokenizedDatasets:
+def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
@@ -37,7 +37,7 @@ def prepare_preferences(options: PreferenceOptions, seed: int) -> TokenizedDatas
     pad, facts = entry.tokens["pad"], entry.facts
     return with_rows(
         TokenizedDatasets,
-        {name: open_preferences(entry.folder / name, pad, mismatched=options.loss == "kto") for name in facts},
+        {name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in facts},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*unused_splits(options), *cut_warning(facts, options.max_seq_len)),
@@ -45,7 +45,7 @@ def prepare_preferences(options: PreferenceOptions, seed: int) -> TokenizedDatas
     )
 
 
-def _build(folder: Path, options: PreferenceOptions, seed: int) -> tuple[Any, dict[str, Any]]:
+def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
     parts = read_parts(options, lambda source: _rows(source, options), seed)
     tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
@@ -61,11 +61,11 @@ def _build(folder: Path, options: PreferenceOptions, seed: int) -> tuple[Any, di
     return tokenizer, {"facts": facts}
 
 
-def _rows(source: str, options: PreferenceOptions) -> Preferences:
+def _rows(source: str, options: PairOptions) -> Preferences:
     return read_source(source, EMBEDDED, lambda path: read_preferences(path, options.columns))
 
 
-def _make_tokenizer(options: PreferenceOptions, train: Part[Preferences]) -> Any:
+def _make_tokenizer(options: PairOptions, train: Part[Preferences]) -> Any:
     if not options.from_scratch:
         return set_pad_token(load_tokenizer(options.model, options.model_folder()))
     return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from distcore import Dataset, Datasets, FileRows
+from distcore import Datasets
 from distcore_tasks.causal_lm.models import build_model
-from distcore_tasks.preference.dataset import empty_dataset
-from distcore_tasks.preference.embedded import EMBEDDED
 from distcore_tasks.preference.losses import kto_losses, row_losses
 from distcore_tasks.preference.options import PreferenceOptions
-from distcore_tasks.preference.prepare import prepare_preferences
-from distcore_tasks.preference.unlabeled import unlabeled_preferences
-from distcore_tasks.shared.tokenized import TokenizedDatasets, empty_datasets, tokenized
+from distcore_tasks.preference.pairs import PairTask
+from distcore_tasks.shared.tokenized import tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,30 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preference(PreferenceOptions):
+class Preference(PreferenceOptions, PairTask):
     """Better and worse answers, beside a frozen reference; implements ``distcore.plugin.task.task.Task``.
 
     Each pair of answers is one item of the mean loss.
     """
 
-    embedded: ClassVar = tuple(EMBEDDED)
-
     @property
     def whole_batch(self) -> bool:
         """True for kto, which measures the divergence of model and reference over the global batch."""
         return self.loss == "kto"
-
-    @property
-    def logs(self) -> tuple[str, ...]:
-        """Values of each log line in addition to the loss."""
-        return ("accuracy", "margin")
-
-    def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized datasets, from the cache if it has them.
-
-        Raises DataError, ModelError or ConfigError.
-        """
-        return prepare_preferences(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language modeling head."""
@@ -109,48 +91,12 @@ class Preference(PreferenceOptions):
         return rewards | {"loss": row_losses(self, chosen, rejected, batch["answer"].sum(1))}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, ``accuracy``, the share of rows whose better answer has the larger reward, and ``margin``.
-
-        ``margin`` is the mean difference of both rewards. All are ``None`` without rows.
-        """
-        if not outputs:
-            return dict.fromkeys(self.metrics)
-        chosen, rejected = outputs["chosen"].double(), outputs["rejected"].double()
-        if self.loss == "kto":
+        """Return what every task on pairs reports; the loss of kto is one over all rows."""
+        if outputs and self.loss == "kto":
+            chosen, rejected = outputs["chosen"].double(), outputs["rejected"].double()
             losses = kto_losses(1.0, chosen, rejected, outputs["mismatched"].double().mean().clamp(min=0))
-        else:
-            losses = outputs["loss"].double()
-        margin = chosen - rejected
-        accuracy = (margin > 0).double().mean().item()
-        return {"loss": losses.mean().item(), "accuracy": accuracy, "margin": margin.mean().item()}
-
-    def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, the rewards of both answers, and ``prefers``, the answer with the larger one."""
-        pairs = zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True) if outputs else ()
-        for index, (chosen, rejected) in enumerate(pairs):
-            prefers = "chosen" if chosen > rejected else "rejected"
-            yield {"index": index, "chosen_reward": chosen, "rejected_reward": rejected, "prefers": prefers}
-
-    def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows to judge: the same three."""
-        columns = self.columns
-        return {
-            "columns.prompt": columns.prompt,
-            "columns.chosen": columns.chosen,
-            "columns.rejected": columns.rejected,
-        }
-
-    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return rows to judge. Raises DataError for an invalid one."""
-        return unlabeled_preferences(rows, self, tokenized(data))
-
-    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer to ``folder``, next to the weights."""
-        tokenized(data).save_tokenizer(folder)
-
-    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
-        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+            outputs = outputs | {"loss": losses}
+        return super().report(outputs, data)
 
 
 def _log_likelihoods(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:

@@ -6,12 +6,12 @@ from distcore import FileRows
 from distcore_data import row_error
 from distcore_tasks.preference.dataset import PreferenceDataset
 from distcore_tasks.preference.encode import encode
-from distcore_tasks.preference.options import PreferenceOptions
+from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import checked
 from distcore_tasks.shared.tokenized import TokenizedDatasets
 
 
-def unlabeled_preferences(rows: FileRows, options: PreferenceOptions, data: TokenizedDatasets) -> PreferenceDataset:
+def unlabeled_preferences(rows: FileRows, options: PairOptions, data: TokenizedDatasets) -> PreferenceDataset:
     """Return the dataset of ``rows``. Raises DataError with file and row for an invalid one."""
     name = f"data file {rows.file}"
     texts, _ = encode(

@@ -1,0 +1,77 @@
+"""Rows, report, predictions and files of tasks on pairs of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distcore import Dataset, Datasets, FileRows
+from distcore_tasks.preference.dataset import empty_dataset
+from distcore_tasks.preference.embedded import EMBEDDED
+from distcore_tasks.preference.options import PairOptions
+from distcore_tasks.preference.prepare import prepare_preferences
+from distcore_tasks.preference.unlabeled import unlabeled_preferences
+from distcore_tasks.shared.tokenized import TokenizedDatasets, empty_datasets, tokenized
+
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTask(PairOptions):
+    """A task that gives a reward to each of two answers; its outputs are ``chosen``, ``rejected`` and ``loss``."""
+
+    embedded: ClassVar = tuple(EMBEDDED)
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """Values of each log line in addition to the loss."""
+        return ("accuracy", "margin")
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenized datasets, from the cache if it has them.
+
+        Raises DataError, ModelError or ConfigError.
+        """
+        return prepare_preferences(self, config.seed)
+
+    def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, ``accuracy``, the share of rows whose better answer has the larger reward, and ``margin``.
+
+        ``margin`` is the mean difference of both rewards. All are ``None`` without rows.
+        """
+        if not outputs:
+            return dict.fromkeys(self.metrics)
+        margin = outputs["chosen"].double() - outputs["rejected"].double()
+        accuracy = (margin > 0).double().mean().item()
+        return {"loss": outputs["loss"].double().mean().item(), "accuracy": accuracy, "margin": margin.mean().item()}
+
+    def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield ``index``, the rewards of both answers, and ``prefers``, the answer with the larger one."""
+        pairs = zip(outputs["chosen"].tolist(), outputs["rejected"].tolist(), strict=True) if outputs else ()
+        for index, (chosen, rejected) in enumerate(pairs):
+            prefers = "chosen" if chosen > rejected else "rejected"
+            yield {"index": index, "chosen_reward": chosen, "rejected_reward": rejected, "prefers": prefers}
+
+    def row_columns(self) -> dict[str, str]:
+        """Return the columns of rows to judge: the same three."""
+        columns = self.columns
+        return {
+            "columns.prompt": columns.prompt,
+            "columns.chosen": columns.chosen,
+            "columns.rejected": columns.rejected,
+        }
+
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return rows to judge. Raises DataError for an invalid one."""
+        return unlabeled_preferences(rows, self, tokenized(data))
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write the tokenizer to ``folder``, next to the weights."""
+        tokenized(data).save_tokenizer(folder)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        return empty_datasets(TokenizedDatasets, folder, empty_dataset)

@@ -1,0 +1,1 @@
+"""Reward models of pairs of answers; see ``task``."""
