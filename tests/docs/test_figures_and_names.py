@@ -6,8 +6,9 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -65,8 +66,17 @@ def _folders(pattern: str) -> int:
     return len(list(ROOT.glob(pattern)))
 
 
+def _project(folder: Path = ROOT) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return project
+
+
 def _extras() -> set[str]:
-    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    return set(_project()["optional-dependencies"])
+
+
+ALL = r"\b(?:the|has|have|are|all|comes with)"
+"""Words before a figure that claim to count all of a kind."""
 
 
 FIGURES: list[tuple[str, Callable[[], int]]] = [
@@ -74,11 +84,20 @@ FIGURES: list[tuple[str, Callable[[], int]]] = [
     (r"pairs of # settings\b", _settings),
     (r"\b# settings\b[^.]*\bpairs\b", _settings),
     (r"\b# ordered pairs\b", lambda: _settings() ** 2),
-    (r"(?:into|has|the|are) # rooms\b", lambda: _folders("core/distcore/*/__init__.py")),
-    (r"(?:the|has|all) # tasks\b", lambda: _folders("plugins/tasks/distcore_tasks/*/task.py")),
-    (r"(?:the|has|all) # extras\b", lambda: len(_extras())),
-    (r"(?:the|has|all) # operations\b", lambda: len(OPERATIONS)),
-    (r"(?:the|has|all) # events\b", lambda: len(EVENTS)),
+    (r"\b# rooms\b", lambda: _folders("core/distcore/*/__init__.py")),
+    (rf"{ALL} # tasks\b", lambda: _folders("plugins/tasks/distcore_tasks/*/task.py")),
+    (r"\b# (?:tasks )?\[?come with distcore\b", lambda: _folders("plugins/tasks/distcore_tasks/*/task.py")),
+    *[
+        (rf"{ALL} # {kind}\b", partial(len, registry.entries(kind)))
+        for kind in ("strategies", "optimizers", "launchers")
+    ],
+    (rf"{ALL} # extras\b", lambda: len(_extras())),
+    (rf"{ALL} # hooks\b", lambda: len(OPERATIONS) + len(EVENTS)),
+    (rf"{ALL} # operations\b", lambda: len(OPERATIONS)),
+    (rf"{ALL} # events\b", lambda: len(EVENTS)),
+    (r"depends on the first #\b", lambda: len(_project()["dependencies"])),
+    (r"\bneeds? Python 3\.#", lambda: int(_project()["requires-python"].rpartition(".")[2])),
+    (r"\b# (?:published )?algorithms\b", lambda: _folders("examples/own-steps/*.py") - 1),  # and their data
     (r"hook[ -]specs?,? version #\b", lambda: SPEC_VERSION),
     (r"`SPEC_VERSION` is #\b", lambda: SPEC_VERSION),
     (r"\bspec_version=#\b", lambda: SPEC_VERSION),
@@ -159,7 +178,9 @@ FOREIGN = {
     "--per_device_train_batch_size", "--gpus-per-task", "--nnodes", "--model_name_or_path", "--task_name",
     "--dataset_name", "--dataset_config_name", "--train_file", "--validation_file", "--test_file",
     "--max_train_samples", "--logdir", "--backend-store-uri",
-    "--use_deepspeed", "zero_to_fp32.py", "base_model_tp_plan",
+    "--use_deepspeed", "zero_to_fp32.py", "base_model_tp_plan", "center_rewards_coefficient",
+    # Of the reader.
+    "--strategy mine",
     # Made of another name: of a file, of a rank's number, of an option of the task that the page shows.
     "predicted.jsonl.part.json", "trace-rankN.json", "--width",
 }  # fmt: skip
@@ -183,6 +204,9 @@ def _names(span: str) -> Iterator[str]:
     """The flags, commands, keys, files and identifiers of a piece of code."""
     yield from re.findall(r"(?<![\w-])--[a-z][\w-]+", span)
     yield from re.findall(r"^(?:distcore|make) [a-z][\w-]+", span)
+    yield from re.findall(r"--(?:strategy|task|optimizer|launcher) [a-z][\w-]*$", span)
+    yield from re.findall(r"^(?:distcore-|plugins/)[a-z]+$", span)
+    yield from re.findall(r"--set ([a-z]\w*(?:\.\w+)*)=", span)
     if re.fullmatch(rf"[\w./-]+\.(?:{SUFFIXES})", span) or re.fullmatch(
         r"[a-z]\w*(?:\.\w+)+|[a-z]+(?:_[a-z0-9]+)+|[A-Z][a-z]+(?:[A-Z][a-z]+)+", span
     ):
@@ -192,8 +216,13 @@ def _names(span: str) -> Iterator[str]:
 def _is_known(name: str, blocks: str) -> bool:
     if name in blocks or name in FOREIGN or re.search("[A-Z]{3}", name):  # the page shows it, or it is a placeholder
         return True
+    if " " in name and name.startswith("--"):
+        flag, value = name.removeprefix("--").split()
+        return value in registry.entries({"strategy": "strategies"}.get(flag, f"{flag}s"))
     if name.startswith("--"):
         return name in flags() or name.replace("--no-", "--") in flags()
+    if name.startswith(("distcore-", "plugins/")):
+        return (ROOT / "plugins" / re.split("[-/]", name)[1]).is_dir() or name == "distcore-core"
     if name.startswith("distcore "):
         return name.split()[1] in COMMANDS
     if name.startswith("make "):
@@ -210,6 +239,14 @@ def _is_known(name: str, blocks: str) -> bool:
 def test_the_figures_of_a_page_are_those_of_the_code(page: Path) -> None:
     if page.name not in HISTORY:
         assert not wrong_figures(page.read_text())
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("plugins/*/README.md")], ids=lambda page: page.parent.name)
+def test_a_plugin_counts_the_entry_points_that_it_has(page: Path) -> None:
+    claim = counted(r"# (?P<kind>strategies|tasks|commands|optimizers|launchers|extensions) (?:for|of) \[distcore")
+    groups = _project(page.parent).get("entry-points", {})
+    for said in claim.finditer(page.read_text()):
+        assert number(said["number"]) == len(groups[f"distcore.{said['kind'].lower()}"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -229,6 +266,14 @@ def test_the_names_of_a_page_are_in_the_repository(page: Path) -> None:
         "Ten laws say what that means",
         "`SPEC_VERSION` is 2",
         "Capabilities(spec_version=1)",
+        "Six\n[come with distcore](../plugins/tasks/README.md)",
+        "distcore comes with nine strategies",
+        "all five optimizers",
+        "there are eight launchers",
+        "A strategy has sixteen hooks",
+        "depends on the first three, and has extras",
+        "Both need Python 3.10",
+        "Five published algorithms",
     ],
 )
 def test_a_stale_figure_is_noticed(claim: str) -> None:
@@ -248,6 +293,11 @@ def test_a_stale_figure_is_noticed(claim: str) -> None:
         "`checkpoints.best_metric` takes any",
         "the hook `lay_out_all_gradients`",
         "`distcore.plugin.abilities_of_tasks`",
+        "`--strategy megatron`",
+        "`--set loader.workers_of_all=3`",
+        "`distcore-profilers` has it",
+        "the folder `plugins/jax`",
+        "`--gradient-accumulation-size`",
     ],
 )
 def test_a_stale_name_is_noticed(claim: str) -> None:
