@@ -38,7 +38,7 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         return adapt(config, module, base.folder)
 
     def build_adapted(build: Callable[[], nn.Module]) -> nn.Module:
-        module = build().float()  # a meta model has the dtypes of the files
+        module = build()
         inject(module)
         return module
 

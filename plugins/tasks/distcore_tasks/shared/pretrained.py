@@ -188,7 +188,7 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             with torch.device("cpu"):
                 _, report = loader.from_pretrained(folder, **settings, device_map="meta", output_loading_info=True)
             check_matched(name, meta_model, report)
-            return meta_model
+            return meta_model.float()
         model, report = loader.from_pretrained(folder, **settings, output_loading_info=True)
         check_matched(name, model, report)
     whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_weights_that_no_file_has_are_refused_by_name(
     rename(folder, change)
     with pytest.raises(ModelError, match=f"^model mine: its files {lacks}"):
         load(folder, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_weights_of_16_bits_make_a_model_in_fp32(folder: Path, device: str) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: value.bfloat16() for name, value in load_file(file).items()}, file, {"format": "pt"})
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
+    with torch.device(device):
+        model = load_model(CLASSIFIER, "mine", folder, None, num_labels=3)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
