@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import RunConfig, Simple, launch, train
-from distcore.checkpoint import read_job_state
+from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.row_content import RowContent
 from distcore.errors import AgreementError, CheckpointError
 from distcore.plugin.task.simple import SAMPLED, CollatedRows
@@ -65,7 +65,7 @@ def test_a_checkpoint_without_the_digest_is_compared_by_samples(
     with monkeypatch.context() as earlier:
         earlier.setattr(RowContent, "known", None)
         run(tmp_path)
-    assert "rows" not in read_job_state(tmp_path / "checkpoints" / "step-00000002")
+    assert "rows" not in Checkpoint(tmp_path / "checkpoints" / "step-00000002").job_state()
     run(tmp_path, resume="auto")
 
 

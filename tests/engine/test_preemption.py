@@ -13,7 +13,7 @@ import pytest
 import torch
 from resume_job import start, wait_for
 
-from distcore.checkpoint import read_job_state, read_tensors
+from distcore.checkpoint import Checkpoint, read_tensors
 
 pytestmark = pytest.mark.ranks
 
@@ -65,7 +65,7 @@ def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     _, told = process.communicate(timeout=100)
     assert process.returncode == 143, told
     newest = max(tmp_path.glob("checkpoints/*"))
-    step = read_job_state(newest)["progress"]["step"]
+    step = Checkpoint(newest).job_state()["progress"]["step"]
     assert told.strip() == f"stopped after step {step} of 15; go on with --resume auto"
     _, told = start(tmp_path, *RANKS, "resume=auto").communicate(timeout=100)
     found, expected = read_tensors(tmp_path / LAST), read_tensors(two_undisturbed / LAST)

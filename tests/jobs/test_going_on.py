@@ -171,7 +171,7 @@ def test_a_config_file_that_is_given_counts_alone(stopped: str, capsys: pytest.C
 def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--out", "rnus", "--resume", "auto"]) == 0
     assert "\nno checkpoint in rnus: starting at step 0\n" in capsys.readouterr().err
-    assert checkpoint.read_job_state(Path("rnus/checkpoints/step-00000005"))["progress"]["step"] == 5
+    assert checkpoint.Checkpoint(Path("rnus/checkpoints/step-00000005")).job_state()["progress"]["step"] == 5
     assert main([*JOB.split(), "--out", "fresh"]) == 0
     assert "no checkpoint in" not in capsys.readouterr().err
 

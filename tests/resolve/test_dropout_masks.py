@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_resumed_run_keeps_its_masks_or_says_that_they_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(module, "find", lambda resume, out: Path("step-00000001"))
-    monkeypatch.setattr(module, "read_job_state", lambda path: {"config": before})
+    monkeypatch.setattr(module, "Checkpoint", lambda path: SimpleNamespace(job_state=lambda: {"config": before}))
     with caplog.at_level(logging.INFO, "distcore"):
         assert masks(resume="auto", out="run", **settings) == chosen
     told = [record.getMessage() for record in caplog.records]

@@ -43,11 +43,10 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import OnResume
 
 log = logging.getLogger("distcore")
-NO_RULES: Mapping[str, OnResume] = {}
-"""Rules of a task without ``on_resume``: none of its options may change."""
+NO_RULES: Mapping[str, OnResume] = {}  # of a task without on_resume: none of its options may change
 __all__ = [
     "FORMAT", "MANIFEST", "STATE_KINDS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load",
-    "load_weights", "read_job_state", "read_tensors", "resume", "retain", "save",
+    "load_weights", "read_tensors", "resume", "retain", "save",
 ]  # fmt: skip
 
 
@@ -219,11 +218,6 @@ def _open_verified(path: Path, world: World) -> Checkpoint:
     checkpoint = Checkpoint(path)
     checkpoint.verify(world.rank, world.size)
     return checkpoint
-
-
-def read_job_state(path: Path) -> dict[str, Any]:
-    """Read ``state.json`` of a checkpoint; raises CheckpointError if it is damaged or of another format."""
-    return Checkpoint(path).job_state()
 
 
 class Tensors(dict[str, Tensor]):

@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.checkpoint.provenance import environment
-from distcore.config import GIVEN, RunConfig
+from distcore.config import RunConfig
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
@@ -132,9 +132,6 @@ def check_job(
     saved = job_values(saved_config(job_state, path), job_state.get("total_steps"))
     rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
     mine = {key: value for key, value in job_values(run.config, run.total_steps).items() if rules.get(key) != "free"}
-    if run.config.task.startswith(GIVEN) and "task_options" not in job_state["config"]:
-        # An earlier version recorded the default task for every task that was given as an object.
-        mine = {key: value for key, value in mine.items() if key != "task" and not key.startswith("task_options.")}
     mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
     options = {key.removeprefix("task_options."): key for key in mine if key.startswith("task_options.")}
     options |= dict.fromkeys(("epochs", "max_steps"), "total_steps")  # what the user sets of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,38 +23,26 @@ WORST = 5
 """Tensors that ``diff`` names where more differ."""
 
 
-def run(
-    action: str,
-    paths: list[Path],
-    to: Path | None,
-    task: str | None = None,
-    step: int | None = None,
-    best: bool = False,
-    every: bool = False,
-    merged: bool = False,
-) -> int:
-    """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError.
-
-    ``to``, ``task``, ``step``, ``best`` and ``merged`` belong to ``export``, ``every`` to ``diff``.
-    """
-    wanted = 2 if action == "diff" else 1
+def run(given: argparse.Namespace) -> int:
+    """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError."""
+    action, paths, wanted = given.action, given.paths, 2 if given.action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
-    if (action == "export") != (to is not None):
+    if (action == "export") != (given.to is not None):
         raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
-    of_export = {"--task": task is not None, "--step": step is not None, "--best": best, "--merged": merged}
-    for flag, given in of_export.items():
-        if given and to is None:
+    of_export = {"--task": given.task, "--step": given.step, "--best": given.best, "--merged": given.merged}
+    for flag, value in of_export.items():
+        if value not in (None, False) and action != "export":
             raise ConfigError(f"checkpoint {action}: {flag} belongs to export")
-    if every and action != "diff":
+    if given.every and action != "diff":
         raise ConfigError(f"checkpoint {action}: --all belongs to diff")
-    if to is not None:
-        path, chosen = choose(paths[0], step, best)
+    if action == "export":
+        path, chosen = choose(paths[0], given.step, given.best)
         print(f"exporting {chosen}", file=sys.stderr)
-        export(path, to, task, merged)
-        print(f"exported to {to}")
+        export(path, given.to, given.task, given.merged)
+        print(f"exported to {given.to}")
         return 0
-    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=every)}
+    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=given.every)}
     return actions[action](*paths)
 
 

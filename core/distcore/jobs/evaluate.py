@@ -115,7 +115,9 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
 
 def _check_rows(config: RunConfig, path: Path, data: Datasets) -> None:
     if not config.task.startswith(GIVEN):  # a task given as an object may have rows to evaluate alone
-        check_rows(path, checkpoint.read_job_state(path), config, fingerprint(data.train), RowContent(data.train, 0))
+        check_rows(
+            path, checkpoint.Checkpoint(path).job_state(), config, fingerprint(data.train), RowContent(data.train, 0)
+        )
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
@@ -123,7 +125,7 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
 
     The global batch size follows from the number of ranks, so that every number is possible.
     """
-    trained = saved_config(checkpoint.read_job_state(path), path).model_dump(mode="json")
+    trained = saved_config(checkpoint.Checkpoint(path).job_state(), path).model_dump(mode="json")
     tasks.check_name(trained["task"], changes.get("task"))
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
     if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained

@@ -114,7 +114,7 @@ def check(
     begun = PredictionFile(out, facts)
     prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
-    check_task_files(path, checkpoint.read_job_state(path))
+    check_task_files(path, checkpoint.Checkpoint(path).job_state())
     data = predicting.data_of(path, resolved.config)
     rows = sum(len(predicting.unlabeled(window, data).test) for window in prediction.windows(predicting))
     if not rows:

@@ -237,7 +237,7 @@ def check(resolved: Resolved) -> Datasets:
     check_out(config)
     newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if newest is not None:
-        checkpoint.read_job_state(newest)
+        checkpoint.Checkpoint(newest).job_state()
     data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)
     complete(resolved, data)

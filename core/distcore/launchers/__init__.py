@@ -22,32 +22,17 @@ from distcore.launchers.planning import (
     train_command,
     variables_elsewhere,
 )
+from distcore.launchers.processes.failures import Failure
 from distcore.launchers.running import check_programs, run_command, write_files
 
 if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "AGENT_VARIABLE",
-    "Command",
-    "Here",
-    "Host",
-    "LaunchPlan",
-    "LaunchSpec",
-    "Launcher",
-    "check_programs",
-    "check_restarts",
-    "gpus_of",
-    "launch",
-    "need_nproc",
-    "only_host",
-    "rank_variables",
-    "refuse",
-    "run_command",
-    "train_command",
-    "variables_elsewhere",
-    "write_files",
-]
+    "AGENT_VARIABLE", "Command", "Failure", "Here", "Host", "LaunchPlan", "LaunchSpec", "Launcher", "check_programs",
+    "check_restarts", "gpus_of", "launch", "need_nproc", "only_host", "rank_variables", "refuse", "run_command",
+    "train_command", "variables_elsewhere", "write_files",
+]  # fmt: skip
 
 T = TypeVar("T")
 

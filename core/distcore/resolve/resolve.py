@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore.checkpoint import find, read_job_state
+from distcore.checkpoint import Checkpoint, find
 from distcore.config import RunConfig, is_open, with_changes
 from distcore.distributed.devices import check_deterministic, has_fast_bf16, resolve_device
 from distcore.errors import CheckpointError, ConfigError, nearest
@@ -160,7 +160,7 @@ def _masks_before(config: RunConfig) -> str | None:
     if config.resume:
         with suppress(CheckpointError, OSError):  # the resume itself reports it
             if path := find(config.resume, Path(str(config.out))):
-                saved: str = read_job_state(path).get("config", {}).get("dropout_masks", "rank")
+                saved: str = Checkpoint(path).job_state().get("config", {}).get("dropout_masks", "rank")
                 return saved
     return None
 

@@ -217,7 +217,8 @@ class FSDPStrategy:
         """Return the dtypes. Inputs are not cast, because the core's autocast decides what runs in half precision."""
         half = DTYPES[config.precision]
         gathered = None if self.param_dtype == "fp32" else half  # as it is: a frozen base may be in 16 bits
-        reduced = torch.float32 if self.reduce_dtype == "fp32" else half
+        # None where gradients are fp32 already: with a dtype torch expects gradients in units that no pass used, too.
+        reduced = half if self.reduce_dtype == "precision" else None if gathered is None else torch.float32
         return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
 
     def _offload(self, world: World) -> OffloadPolicy:

@@ -17,7 +17,7 @@ import pytest
 from text_task import TEXTS
 
 from distcore import Evaluation, Progress, RunConfig, train
-from distcore.checkpoint import read_job_state
+from distcore.checkpoint import Checkpoint
 from distcore.errors import StoppedError, StrategyError
 from distcore.plugin.extensions import load_extensions
 from distcore_trackers.tracking import Tracker
@@ -142,7 +142,7 @@ def test_weights_and_biases_goes_on_under_the_same_id(resumed: Path) -> None:
     assert found["config"]["task_options"]["model"] == "bert-tiny"
     newest = resumed / "checkpoints/step-00000005"
     assert Path(found["summary"]["checkpoints/step-00000005"]).resolve() == newest.resolve()
-    assert found["summary"]["card/data_sha256"] == read_job_state(newest)["data"]
+    assert found["summary"]["card/data_sha256"] == Checkpoint(newest).job_state()["data"]
 
 
 @pytest.mark.programs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import registry
-from distcore.errors import ConfigError, nearest
+from distcore.errors import ConfigError, DistcoreError, nearest
 
 OWN = ("train", "eval", "predict", "checkpoint", "check", "strategies", "tasks")
 """The commands of the core, as the help lists them."""
@@ -34,6 +34,14 @@ def command_module(name: str) -> Any:
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
     raise ConfigError(f"no command named {name!r}{nearest(name, known)} (commands: {', '.join(known)})")
+
+
+def optional_command(name: str) -> Any:
+    """Import the module of a command; ``None`` if it is not to be had."""
+    try:
+        return command_module(name)
+    except DistcoreError:
+        return None
 
 
 def summaries() -> dict[str, str]:

@@ -32,7 +32,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action and return its exit code."""
     from distcore.cli import inspection
 
-    given = arguments
-    return inspection.run(
-        given.action, given.paths, given.to, given.task, given.step, given.best, given.every, given.merged
-    )
+    return inspection.run(arguments)

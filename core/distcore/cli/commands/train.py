@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Container, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,18 +105,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Train and return 0, or 3 if a run of a sweep failed; raises DistcoreError."""
     if launcher_flags.is_launcher_asked(arguments):
         return launcher_flags.start(arguments, partial(config_of, arguments))
+    from distcore.cli.commands import command_module, optional_command
+
     waiting.sleep_if_busy()
     if arguments.sweep:
-        from distcore.cli.commands import command_module
-
         code: int = command_module("compare").sweep(
             arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run
         )
         return code
-    from distcore.cli.out_of_memory import explain_out_of_memory, explainer_in_a_rank
     from distcore.jobs import train
 
-    changes = changes_of(arguments)
-    with explain_out_of_memory(arguments.config, changes, partial(config_of, arguments)):
-        train.run(partial(config_of, arguments), arguments.dry_run, explainer_in_a_rank(arguments.config, changes))
+    changes, read_config = changes_of(arguments), partial(config_of, arguments)
+    plan = optional_command("plan")  # it says what a run needs that died for want of memory
+    with plan.explain_out_of_memory(arguments.config, changes, read_config) if plan else nullcontext():
+        explain = (plan.explainer_in_a_rank(arguments.config, changes),) if plan else ()
+        train.run(read_config, arguments.dry_run, *explain)
     return 0

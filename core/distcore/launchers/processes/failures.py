@@ -72,14 +72,6 @@ class Failure:
         return error
 
 
-def oom_kills() -> int:
-    """Return how many processes this machine's kernel has ended for want of memory, of any cgroup; 0 if unknown."""
-    with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return 0
-
-
 def culprit(failures: Iterable[Failure]) -> Failure:
     """Return the failure that most likely caused the others: signals before errors before lost peers, then by time."""
     order = ("signal", "error", "lost")

@@ -39,7 +39,7 @@ def frozen_not_saved(lab: Lab) -> Measured:
     with_one, without = lab.job(Referenced()), lab.job(Problem())
     path = with_one.save(with_one.train(1).progress)
     more = sorted(checkpoint.read_tensors(path).keys() ^ without.train(1).state.keys())
-    missing = "reference" not in checkpoint.read_job_state(path).get("frozen", {})
+    missing = "reference" not in checkpoint.Checkpoint(path).job_state().get("frozen", {})
     return Measured(error=len(more) + missing, bound=EXACT, note=f"{len(more)} other tensors: {more[:2]}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from distcore.cli import add_job_flags, changes_of
 
 if TYPE_CHECKING:
     from distcore import RunConfig
+    from distcore.launchers import Failure
 
 SUMMARY = "say what each rank holds and sends under each strategy, before anything runs"
 
@@ -82,19 +84,20 @@ def _numbers(flag: str, what: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def advice(file: str | None, changes: Mapping[str, Any], config: RunConfig) -> str:
-    """Return the end of the error line of a run that died for want of memory: what it needs, and what to try next.
+def explain_out_of_memory(
+    file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
+) -> AbstractContextManager[None]:
+    """Return a context in which the error line of a run that dies for want of memory ends with the plan's advice.
 
-    ``config`` is resolved; ``file`` and ``changes`` are what it was read from.
+    ``read_config`` reads ``file`` and ``changes``.
     """
-    from distcore_workbench.planning.out_of_memory import advice
-    from distcore_workbench.planning.request import PlanRequest
+    from distcore_workbench.planning import memory_errors
 
-    return advice(PlanRequest(config=file, changes=changes, strategies="", ranks=[int(config.nproc)]), config)
+    return memory_errors.explain_out_of_memory(file, changes, read_config)
 
 
-def advice_in_a_rank(file: str | None, changes: Mapping[str, Any], ranks: int) -> str:
-    """Return the same for one of ``ranks`` that another launcher started; empty if there is none in time."""
-    from distcore_workbench.planning.beside_a_rank import ask
+def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
+    """Return the function that says how the error line of a rank ends that another launcher started."""
+    from distcore_workbench.planning import memory_errors
 
-    return ask(file, changes, ranks)
+    return memory_errors.explainer_in_a_rank(file, changes)

@@ -8,7 +8,7 @@ import pytest
 import too_little
 
 from distcore import load_config
-from distcore.cli.out_of_memory import MESSAGE
+from distcore_workbench.planning.memory_errors import MESSAGE
 from distcore_workbench.planning.out_of_memory import next_step
 
 

@@ -1,33 +1,36 @@
-"""Append the memory plan's advice to out-of-memory errors."""
+"""Append the memory plan's advice to the error line of a run that died for want of memory."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import DistcoreError, RankError
+from distcore import RankError
 
-if TYPE_CHECKING:
-    from distcore.config import RunConfig
-    from distcore.launchers.processes.failures import Failure
+if TYPE_CHECKING:  # every run asks for these functions, and few fail
+    from distcore import RunConfig
+    from distcore.launchers import Failure
 
 MESSAGE = re.compile(
     r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
 )
 """How torch's allocators and Python say that there is none left."""
-UNPLANNED = "fewer tokens in a micro-batch need less, --micro-batch-tokens"
-"""The advice of a core without the command that plans."""
 
 
 @contextmanager
 def explain_out_of_memory(
     file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
 ) -> Iterator[None]:
-    """Raise RankError, one line, if what runs inside dies for want of memory: what it needs, and what to try next."""
+    """Raise RankError, one line, if what runs inside dies for want of memory: what it needs, and what to try next.
+
+    ``file`` and ``changes`` are what ``read_config`` reads.
+    """
     try:
         yield
         return
@@ -36,14 +39,17 @@ def explain_out_of_memory(
             raise
         line = str(error)
     gc.collect()  # with the error its frames are gone, and what they held
-    raise RankError(f"{line}; {_advice(file, changes, read_config)}")
+    from distcore.jobs import resolve
+    from distcore_workbench.planning.out_of_memory import advice
+    from distcore_workbench.planning.request import PlanRequest
+
+    config = resolve(read_config()).config
+    request = PlanRequest(config=file, changes=changes, strategies="", ranks=[int(config.nproc)])
+    raise RankError(f"{line}; {advice(request, config)}")
 
 
 def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
     """Return the function that says how the error line of a rank ends that another launcher started."""
-    from distcore.launchers.processes.failures import oom_kills
-    from distcore.rank_environment import join
-
     before = oom_kills()
 
     def explain(failure: Failure) -> str:
@@ -53,27 +59,20 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
                 "needs, distcore tune --fit-only finds a setting that fits"
             )
         if failure.raised is None and MESSAGE.search(failure.cause):
-            plan, rank_info = _plan_command(), join(os.environ)
-            said = plan.advice_in_a_rank(file, changes, rank_info.size if rank_info else 1) if plan else UNPLANNED
+            from distcore.rank_environment import join
+            from distcore_workbench.planning import beside_a_rank
+
+            rank_info = join(os.environ)
+            said = beside_a_rank.ask(file, changes, rank_info.size if rank_info else 1)
             return f"; {said}" if said else ""
         return ""
 
     return explain
 
 
-def _advice(file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]) -> str:
-    from distcore.resolve.resolve import resolve
-
-    config, plan = resolve(read_config()).config, _plan_command()
-    said: str = plan.advice(file, changes, config) if plan else UNPLANNED
-    return said
-
-
-def _plan_command() -> Any:
-    """Return the module of the command that plans; ``None`` if its distribution is not installed."""
-    from distcore.cli.commands import command_module
-
-    try:
-        return command_module("plan")
-    except DistcoreError:
-        return None
+def oom_kills() -> int:
+    """Return how many processes this machine's kernel has ended for want of memory, of any cgroup; 0 if unknown."""
+    with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
