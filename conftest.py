@@ -1,4 +1,4 @@
-"""What every test has: one thread per process, since ranks share the cores, and a screen of no known width."""
+"""Set-up of every test: one thread per process, since ranks share the cores, and a screen of no known width."""
 
 import contextlib
 import os

@@ -156,7 +156,7 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """What a README says of its settings: their errors unless docs/laws.md has them, and what is exempt."""
+    """The cells of a README about its settings: their errors unless docs/laws.md has them, and the exemptions."""
     settings = numbers["settings"][folder]
     exempt = list(_exempt(numbers["cases"], _of_strategies(settings)))
     if folder.startswith("plugins/"):

@@ -1,4 +1,4 @@
-"""A hand-written training script for Horovod: wrap the optimizer, broadcast once, synchronise before clipping."""
+"""A hand-written training script for Horovod: wrap the optimizer, broadcast once, synchronize before clipping."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _key_table(fields: dict[str, Schema]) -> str:
 
 
 def _type_of(field: Schema) -> str:
-    """What a JSON schema says of a value, in words: ``integer ≥ 1 or `auto```."""
+    """Describe a value by its JSON schema, in words: ``integer ≥ 1 or `auto```."""
     if "anyOf" in field:
         return " or ".join(map(_type_of, field["anyOf"]))
     if choices := field.get("enum") or [field[key] for key in ("const",) if key in field]:

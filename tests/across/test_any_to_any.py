@@ -25,10 +25,10 @@ def measured(sizes: str, folder: Path, seconds: int, *flags: str) -> dict[str, d
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
     assert numbers.exists(), done.stderr
-    found = json.loads(numbers.read_text())
-    assert found["broken"] == {}  # a row not seen once, dropout that is not resumed bit for bit, a run that failed
+    results = json.loads(numbers.read_text())
+    assert results["broken"] == {}  # a row not seen once, dropout that is not resumed bit for bit, a run that failed
     assert done.returncode == 0, done.stdout
-    table: dict[str, dict[str, float]] = found["table"]
+    table: dict[str, dict[str, float]] = results["table"]
     return table
 
 

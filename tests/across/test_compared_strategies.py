@@ -36,7 +36,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(compared: Path) -> dict[str, Any]:
-    """What compare.json says, by row."""
+    """The rows of compare.json, by name."""
     return {row["name"]: row for row in json.loads((compared / "compare.json").read_text())["rows"]}
 
 

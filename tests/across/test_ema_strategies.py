@@ -69,11 +69,11 @@ def evaluations(out: Path) -> list[float]:
     return [line["eval/loss"] for line in lines if "eval/loss" in line]
 
 
-def assert_same(found: Tensors, expected: Tensors) -> None:
+def assert_same(actual: Tensors, expected: Tensors) -> None:
     names = {name for name in expected if not name.startswith("optimizer/")}
-    assert {name for name in found if not name.startswith("optimizer/")} == names
+    assert {name for name in actual if not name.startswith("optimizer/")} == names
     for name in names:
-        assert (found[name] - expected[name]).abs().max() <= 1e-6, name
+        assert (actual[name] - expected[name]).abs().max() <= 1e-6, name
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ class Sealed:
         (self.path / CHECKSUM).write_bytes(checksum_line(data))
 
     def everything(self) -> list[Callable[[], object]]:
-        """What reads a checkpoint: the commands, an evaluation, a resume up to its run."""
+        """All readers of a checkpoint: the commands, an evaluation, a resume up to its run."""
         run = self.path.parents[1]
 
         def tensors() -> None:

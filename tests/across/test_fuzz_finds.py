@@ -1,4 +1,4 @@
-"""What the fuzz found: files that once ended in a traceback, in several lines, or never."""
+"""Files that the fuzz found: they once ended in a traceback, in several lines, or never."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fuzzing import outcome
 from distcore import load_config
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.choice import choose
-from distcore.checkpoint.job_state import saved_judgement
+from distcore.checkpoint.job_state import saved_judgment
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, STATE, checksum_line
 from distcore.cli.inspection import ls
 from distcore.config import dump_config
@@ -97,7 +97,7 @@ STATES: dict[str, bytes] = {
 }
 READERS: dict[str, Callable[[Path], Any]] = {
     "choose": lambda path: choose(path.parents[1]),
-    "judgement": lambda path: saved_judgement(Checkpoint(path).job_state(), path),
+    "judgment": lambda path: saved_judgment(Checkpoint(path).job_state(), path),
 }
 
 

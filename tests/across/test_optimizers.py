@@ -52,8 +52,8 @@ def test_every_optimizer_that_is_taken_is_that_of_one_process(setting: str, tmp_
         pytest.skip(f"{strategy} is not installed")
     names = taken(strategy, options)
     assert {"adamw", "adam", "sgd", "lion"} <= set(names)
-    for found in launch(partial(errors_of, strategy, options, names, tmp_path), nproc=2, timeout=200):
-        for name, errors in found.items():
+    for of_rank in launch(partial(errors_of, strategy, options, names, tmp_path), nproc=2, timeout=200):
+        for name, errors in of_rank.items():
             wrong = {what: error for what, error in errors.items() if not error <= BOUNDS.get(name, FP32)}
             assert not wrong, f"{name} under {setting}: {wrong}"
             figures = max(errors["losses"], errors["norms"])

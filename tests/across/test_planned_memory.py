@@ -1,4 +1,4 @@
-"""What ``distcore plan`` says of states is what ranks hold, to the byte, and what they send."""
+"""Ranks hold the states that ``distcore plan`` states, to the byte, and send as much as it says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARDED = tuple(f"deepspeed:{stage}" for stage in (1, 2, 3))
 ROWS = ("ddp", "fsdp:full", "fsdp:grad", "deepspeed:0", *SHARDED, "accelerate", "horovod")
 OTHER = 2**14
 """Bytes of what a plan leaves out: buffers of the model, and the batch."""
-Found = dict[str, dict[str, Any]]
+Figures = dict[str, dict[str, Any]]
 PIPELINES = ("mesh:pp=2,shard=2", "mesh:pp=2,tp=2", "mesh:pp=2,pp_schedule=interleaved,replicate=2")
 """Each on four ranks, two to a place in the pipeline."""
 
@@ -41,16 +41,16 @@ def benchmark() -> ModuleType:
 
 
 def in_turn(configs: list[RunConfig], folder: str) -> list[dict[str, Any]]:
-    """What each rank does: train under one strategy after the other, and count."""
-    found = []
+    """On each rank: train under one strategy after the other, and count."""
+    figures = []
     for turn, config in enumerate(configs):
         with store_for(turn, Path(folder), join() or RankInfo(), seconds=60):
-            found.append(benchmark().rank(config))
-    return found
+            figures.append(benchmark().rank(config))
+    return figures
 
 
-def measured(rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: str) -> list[Found]:
-    """What each rank holds and sends, by strategy; the ranks are started once. ``rows`` are strategies' options."""
+def measured(rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: str) -> list[Figures]:
+    """Bytes that each rank holds and sends, by strategy, of ranks started once. ``rows`` are strategies' options."""
     configs = [
         resolve(load_config(None, {
             "strategy": name, "strategy_options": options, "nproc": ranks, "device": "cpu", "model": model,
@@ -63,8 +63,8 @@ def measured(rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: s
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the first of two ranks holds and sends, by strategy."""
+def held(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    """Bytes that the first of two ranks holds and sends, by strategy."""
     rows = {name: benchmark().ROWS[name].options for name in ROWS}
     return measured(rows, tmp_path_factory.mktemp("held"), RANKS, "bert-tiny")[0]
 
@@ -80,32 +80,32 @@ def planned(name: str, options: dict[str, Any], ranks: int = RANKS, model: str =
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ROWS)
-def test_states_are_what_a_rank_holds(name: str, held: Found) -> None:
-    found, plan = held[name], planned(name, benchmark().ROWS[name].options)
-    assert found["parameters"] == plan.parameters
-    assert found["optimizer"] == plan.optimizer
+def test_states_are_what_a_rank_holds(name: str, held: Figures) -> None:
+    figures, plan = held[name], planned(name, benchmark().ROWS[name].options)
+    assert figures["parameters"] == plan.parameters
+    assert figures["optimizer"] == plan.optimizer
     if name in SHARDED:  # gradients, master weights and the bucket are buffers of its own
-        kept, stated = found["gradients"] + found["other"], plan.gradients + plan.copies
+        kept, stated = figures["gradients"] + figures["other"], plan.gradients + plan.copies
         assert kept >= stated
         if name == "deepspeed:3":
             assert kept - stated - plan.buffers < OTHER
         else:  # a gradient that the end of a shard cuts lives whole; here it is the largest of all
             assert kept == pytest.approx(stated + plan.buffers, rel=0.2)
     else:
-        assert found["gradients"] == plan.gradients
+        assert figures["gradients"] == plan.gradients
         assert plan.copies == 0
-        assert found["other"] < OTHER
+        assert figures["other"] < OTHER
     if benchmark().ROWS[name].sent is not None:
         assert plan.sent is not None
-        assert benchmark().sent(found) * 4 * found["count"] == pytest.approx(plan.sent + plan.sent_each, rel=1e-3)
+        assert benchmark().sent(figures) * 4 * figures["count"] == pytest.approx(plan.sent + plan.sent_each, rel=1e-3)
 
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_states_of_a_pipeline_are_those_of_the_stage_that_needs_most(tmp_path: Path) -> None:
-    found = measured({name: {} for name in PIPELINES}, tmp_path, 4, "bert-mini")
+    stages = measured({name: {} for name in PIPELINES}, tmp_path, 4, "bert-mini")
     for name in PIPELINES:
         plan = planned(name, {}, 4, "bert-mini")
-        held = {kind: [rank[name][kind] for rank in found] for kind in ("parameters", "gradients", "optimizer")}
+        held = {kind: [rank[name][kind] for rank in stages] for kind in ("parameters", "gradients", "optimizer")}
         assert {kind: max(sizes) for kind, sizes in held.items()} == {kind: getattr(plan, kind) for kind in held}, name
         assert len(set(held["parameters"])) > 1, name  # the head is smaller than the embeddings

@@ -22,9 +22,9 @@ def apart(*flags: str) -> dict[str, float]:
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_the_peak_is_the_allocators() -> None:
-    found = apart("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
-    assert len(found) == 3
-    assert {name: value for name, value in found.items() if abs(value) > 1} == {}
+    distances = apart("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
+    assert len(distances) == 3
+    assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
 
 @pytest.mark.programs
@@ -32,19 +32,19 @@ def test_the_peak_is_the_allocators() -> None:
 def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
     """Under DDP it is in the second one: gradients live beside the buckets until the last."""
     shape = ("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
-    found = apart(*shape, "--micro-batches", "3", "--strategies", "ddp,fsdp")
-    assert len(found) == 2
-    assert {name: value for name, value in found.items() if abs(value) > 1} == {}
+    distances = apart(*shape, "--micro-batches", "3", "--strategies", "ddp,fsdp")
+    assert len(distances) == 2
+    assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
 
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> None:
-    found = apart(
+    distances = apart(
         "--kinds", "resnet", "--scale", "tiny", "--strategies", "single", "--shapes", "4x64", "--checkpointing", "off"
     )
-    assert len(found) == 1
-    assert {name: value for name, value in found.items() if abs(value) > 0.3} == {}
+    assert len(distances) == 1
+    assert {name: value for name, value in distances.items() if abs(value) > 0.3} == {}
 
 
 @pytest.mark.slow
@@ -53,9 +53,9 @@ def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> Non
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str) -> None:
-    found = apart("--strategies", strategy)
-    assert len(found) == 16
-    assert {name: value for name, value in found.items() if abs(value) > 1} == {}
+    distances = apart("--strategies", strategy)
+    assert len(distances) == 16
+    assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
 
 @pytest.mark.slow

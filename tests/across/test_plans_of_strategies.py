@@ -16,7 +16,7 @@ JOB = ("--task", TEXTS, "--data", "rows.json")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """What the command prints as JSON, rows by strategy and ranks."""
+    """The JSON that the command prints, rows by strategy and ranks."""
     assert main(["plan", *JOB, "--json", *arguments]) == 0
     tree: dict[str, Any] = json.loads(capsys.readouterr().out)
     tree["rows"] = {(row["strategy"], row["ranks"]): row for row in tree["rows"]}
@@ -27,8 +27,8 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("work_folder")
 def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     strategies = ("--strategies", "single,ddp,fsdp,deepspeed:2")
-    found = plan(capsys, *strategies, "--nproc", "2,1024", "--device-memory", "1G,1M")
-    count, rows = found["parameters"], found["rows"]
+    planned = plan(capsys, *strategies, "--nproc", "2,1024", "--device-memory", "1G,1M")
+    count, rows = planned["parameters"], planned["rows"]
     assert ("single", 1) in rows  # one process, whatever --nproc says
     assert ("single", 1024) not in rows
     single = rows["single", 1]["memory"]
@@ -87,17 +87,17 @@ def test_an_accelerator_that_is_not_here_is_planned_as_an_estimate(capsys: pytes
 @pytest.mark.usefixtures("work_folder")
 def test_engines_of_libraries_are_traced(capsys: pytest.CaptureFixture[str]) -> None:
     rows = ("deepspeed:stage=0", *(f"deepspeed:stage={stage},reduce_bucket_size=auto" for stage in (1, 2, 3)))
-    found, single = {}, plan(capsys)["rows"]["single", 1]["step"]
+    peaks, single = {}, plan(capsys)["rows"]["single", 1]["step"]
     for strategy in (*rows, "horovod", "accelerate:ddp", "dp", "accelerate:zero_stage=2,backend=deepspeed"):
         (row,) = plan(capsys, "--set", f"strategy={strategy}", "--nproc", "2")["rows"].values()
         assert row["step"], row
         peak, memory = row["step"]["peak"]["total"], row["memory"]
         assert peak > memory["parameters"] + memory["optimizer"] + memory["copies"]
-        found[strategy] = peak
-    assert found["deepspeed:stage=0"] > found[rows[2]]
+        peaks[strategy] = peak
+    assert peaks["deepspeed:stage=0"] > peaks[rows[2]]
     # The next plan in this process finds nothing that an engine has left.
     (row,) = plan(capsys, "--set", f"strategy={rows[3]}", "--nproc", "8")["rows"].values()
-    assert row["step"]["peak"]["total"] < found[rows[3]]
+    assert row["step"]["peak"]["total"] < peaks[rows[3]]
     assert plan(capsys)["rows"]["single", 1]["step"] == single
 
 
@@ -107,8 +107,8 @@ def test_what_an_engine_holds_beside_the_model_is_in_its_trace(capsys: pytest.Ca
     def step(strategy: str) -> dict[str, Any]:
         (row,) = plan(capsys, "--set", f"strategy={strategy}", "--nproc", "2")["rows"].values()
         assert row["step"], row
-        found: dict[str, Any] = row["step"]
-        return found
+        traced: dict[str, Any] = row["step"]
+        return traced
 
     # The buckets of DDP live from step to step; without them a step begins without gradients.
     buckets = step("ddp")["moments"][0]
@@ -154,8 +154,8 @@ def test_states_of_a_mesh_are_those_of_its_trace(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.usefixtures("work_folder")
 def test_a_pipeline_has_the_states_of_the_stage_that_needs_most(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan(capsys, "--strategies", "mesh:pp=2", "--nproc", "2,4")
-    (two, four), count = (found["rows"]["mesh:pp=2", ranks] for ranks in (2, 4)), found["parameters"]
+    planned = plan(capsys, "--strategies", "mesh:pp=2", "--nproc", "2,4")
+    (two, four), count = (planned["rows"]["mesh:pp=2", ranks] for ranks in (2, 4)), planned["parameters"]
     assert 4 * count / 2 < two["memory"]["parameters"] < 4 * count  # half of the blocks, and all embeddings
     assert two["memory"]["optimizer"] == pytest.approx(2 * two["memory"]["parameters"], rel=1e-3)
     assert (two["memory"]["buffers"], two["step"]) == (0, None)

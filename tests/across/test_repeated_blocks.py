@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
 
 
 class Block(nn.Module):
-    """What a model of one's own may have several times."""
+    """A block that a model of one's own may repeat."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -82,9 +82,9 @@ def test_it_judges_what_each_of_the_three_has_trained(
     model = benchmark.save_with_new_head(tmp_path, start, 0)
     job = benchmark.Job(folder=tmp_path, model=model, seed=0, nproc=2, lr=2e-3, steps=None)
     for name in ("script", *benchmark.OURS):
-        found = benchmark.outcome(job, name)
-        assert found.speed > 0, name
-        assert min(found.kept, found.unseen) > 90, (name, found)  # a sixth before it learned
+        outcome = benchmark.outcome(job, name)
+        assert outcome.speed > 0, name
+        assert min(outcome.kept, outcome.unseen) > 90, (name, outcome)  # a sixth before it learned
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_line_holds_its_bounds_or_not(
     benchmark: ModuleType, name: str, speed: float, accuracy: float, holds: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = [benchmark.Outcome(speed=10.0, kept=40.0, unseen=44.0)] * 3
-    found = [benchmark.Outcome(speed=speed, kept=40.0, unseen=accuracy)] * 3
-    assert benchmark.show(name, found, script, benchmark.BOUNDS.get(name, 0)) is holds
+    outcomes = [benchmark.Outcome(speed=speed, kept=40.0, unseen=accuracy)] * 3
+    assert benchmark.show(name, outcomes, script, benchmark.BOUNDS.get(name, 0)) is holds
     assert f"{speed / 10:.2f}" in capsys.readouterr().out
 
 

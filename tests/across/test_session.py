@@ -30,10 +30,10 @@ X = torch.linspace(-3, 3, 200)[:, None]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example of the page."""
-    found = re.search(r"```python\n(# own_loop\.py\n.*?)```", PAGE.read_text(), re.S)
-    assert found is not None
+    example = re.search(r"```python\n(# own_loop\.py\n.*?)```", PAGE.read_text(), re.S)
+    assert example is not None
     folder = tmp_path_factory.mktemp("own-loop")
-    (folder / "own_loop.py").write_text(found[1])
+    (folder / "own_loop.py").write_text(example[1])
     return folder
 
 

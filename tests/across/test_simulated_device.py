@@ -28,7 +28,7 @@ RANKS = (
 """By torchrun: there is one device, which each rank sees as its own; distcore alone starts a rank per device.
 Without dropout, whose random numbers are a device's own."""
 STEP = {"in": 0, "out": 0, "waits": 0, "pageable": 0, "races": 0, "unrecorded": 0}
-"""What a step of one process may do on the stream that computes: no copy, and no wait of the host for the device."""
+"""Operations that a step of one process may run on the stream that computes: no copy, and no wait for the device."""
 
 
 def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -51,92 +51,92 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
+def results(folder: Path) -> dict[str, Any]:
     ran = program(folder, str(JOBS))
     assert ran.returncode == 0, ran.stderr
     answer: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
     return answer
 
 
-def test_the_accelerator_is_taken_without_being_asked_for(found: dict[str, Any]) -> None:
-    assert found["automatic"]["device"] == "sim"
-    assert found["cpu"]["device"] == "cpu"
+def test_the_accelerator_is_taken_without_being_asked_for(results: dict[str, Any]) -> None:
+    assert results["automatic"]["device"] == "sim"
+    assert results["cpu"]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(("there", "here"), [("automatic", "cpu"), ("bf16", "bf16_cpu"), ("fp16", "fp16_cpu")])
-def test_it_trains_as_the_cpu_does(there: str, here: str, found: dict[str, Any]) -> None:
-    assert found[there]["loss"] == pytest.approx(found[here]["loss"], rel=1e-5)
+def test_it_trains_as_the_cpu_does(there: str, here: str, results: dict[str, Any]) -> None:
+    assert results[there]["loss"] == pytest.approx(results[here]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_is_autocast_on_it(precision: str, found: dict[str, Any]) -> None:
-    assert found[precision]["precision"] == precision
-    assert found[precision]["loss"] != found["automatic"]["loss"]
+def test_half_precision_is_autocast_on_it(precision: str, results: dict[str, Any]) -> None:
+    assert results[precision]["precision"] == precision
+    assert results[precision]["loss"] != results["automatic"]["loss"]
 
 
-def test_the_loss_scaler_skips_a_step_that_overflows(found: dict[str, Any]) -> None:
-    assert found["scale"] == {"before": 2.0**127, "after": 2.0**126, "stepped": False}
+def test_the_loss_scaler_skips_a_step_that_overflows(results: dict[str, Any]) -> None:
+    assert results["scale"] == {"before": 2.0**127, "after": 2.0**126, "stepped": False}
 
 
-def test_memory_and_times_are_the_devices(found: dict[str, Any]) -> None:
-    assert 0 < found["automatic"]["peak_memory_bytes"] < 2**24 < found["cpu"]["peak_memory_bytes"]
-    assert len(found["automatic"]["seconds"]) == 4
-    assert all(second > 0 for second in found["automatic"]["seconds"])
+def test_memory_and_times_are_the_devices(results: dict[str, Any]) -> None:
+    assert 0 < results["automatic"]["peak_memory_bytes"] < 2**24 < results["cpu"]["peak_memory_bytes"]
+    assert len(results["automatic"]["seconds"]) == 4
+    assert all(second > 0 for second in results["automatic"]["seconds"])
 
 
 @pytest.mark.parametrize("resumed", ["there", "to_cpu", "from_cpu"])
-def test_a_run_goes_on_from_a_checkpoint_on_either_device(resumed: str, found: dict[str, Any]) -> None:
-    assert found[resumed]["steps"] == 4
-    assert found[resumed]["loss"] == pytest.approx(found["cpu"]["loss"], rel=1e-5)
+def test_a_run_goes_on_from_a_checkpoint_on_either_device(resumed: str, results: dict[str, Any]) -> None:
+    assert results[resumed]["steps"] == 4
+    assert results[resumed]["loss"] == pytest.approx(results["cpu"]["loss"], rel=1e-5)
     if resumed == "there":
-        assert found[resumed]["loss"] == found["automatic"]["loss"]
+        assert results[resumed]["loss"] == results["automatic"]["loss"]
 
 
-def test_a_checkpoint_of_it_is_evaluated_on_either_device(found: dict[str, Any]) -> None:
-    assert found["evaluated"]["sim"] == found["automatic"]["loss"]
-    assert found["evaluated"]["cpu"] == pytest.approx(found["automatic"]["loss"], rel=1e-6)
+def test_a_checkpoint_of_it_is_evaluated_on_either_device(results: dict[str, Any]) -> None:
+    assert results["evaluated"]["sim"] == results["automatic"]["loss"]
+    assert results["evaluated"]["cpu"] == pytest.approx(results["automatic"]["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_copies_nothing_on_the_stream_that_computes_and_waits_for_nothing(
-    precision: str, workers: int, found: dict[str, Any]
+    precision: str, workers: int, results: dict[str, Any]
 ) -> None:
-    for step in found["counts"][f"{precision}-{workers}"]:
+    for step in results["counts"][f"{precision}-{workers}"]:
         assert {name: step.get(name, 0) for name in STEP} == STEP
         assert step["aside"] == 6  # two micro-batches of three tensors each, from pinned memory
 
 
-def test_the_only_wait_of_fp16_is_that_of_the_scaler(found: dict[str, Any]) -> None:
-    for step in found["counts"]["fp16-0"]:
+def test_the_only_wait_of_fp16_is_that_of_the_scaler(results: dict[str, Any]) -> None:
+    for step in results["counts"]["fp16-0"]:
         assert step.get("waits", 0) <= 1
         assert step.get("races", 0) == step.get("unrecorded", 0) == 0
 
 
-def test_every_step_allocates_as_often_as_the_one_before(found: dict[str, Any]) -> None:
-    for steps in found["counts"].values():
+def test_every_step_allocates_as_often_as_the_one_before(results: dict[str, Any]) -> None:
+    for steps in results["counts"].values():
         assert len({step["allocations"] for step in steps}) == 1
 
 
-def test_batches_come_in_the_order_of_a_run_without_a_thread(found: dict[str, Any]) -> None:
-    assert found["rows"]["sim"] == found["rows"]["cpu"]
-    assert len(found["rows"]["sim"]) > 12
+def test_batches_come_in_the_order_of_a_run_without_a_thread(results: dict[str, Any]) -> None:
+    assert results["rows"]["sim"] == results["rows"]["cpu"]
+    assert len(results["rows"]["sim"]) > 12
 
 
-def test_data_that_fail_end_the_step_that_needs_them(found: dict[str, Any]) -> None:
-    failed = found["failed"]
+def test_data_that_fail_end_the_step_that_needs_them(results: dict[str, Any]) -> None:
+    failed = results["failed"]
     assert failed["steps"] == failed["steps_cpu"] == 3
     assert failed["error"] == failed["error_cpu"] == "TaskError: row 17 cannot be read"
     assert failed["threads"] == []
 
 
-def test_the_dataset_is_not_read_while_the_run_evaluates(found: dict[str, Any]) -> None:
-    assert found["overlaps"] == []
+def test_the_dataset_is_not_read_while_the_run_evaluates(results: dict[str, Any]) -> None:
+    assert results["overlaps"] == []
 
 
 @pytest.mark.parametrize("kind", ["task", "evaluation", "strategy"])
-def test_tensors_on_different_devices_end_in_one_line(kind: str, found: dict[str, Any]) -> None:
-    line = found["mixed"][kind]
+def test_tensors_on_different_devices_end_in_one_line(kind: str, results: dict[str, Any]) -> None:
+    line = results["mixed"][kind]
     assert len(line.splitlines()) == 1
     assert "Expected all tensors to be on the same device" in line
     assert {

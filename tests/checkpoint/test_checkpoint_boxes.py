@@ -145,10 +145,10 @@ def entry(offset: list[int], size: list[int]) -> BoxEntry:
     ],
 )
 def test_what_is_wrong_with_boxes_is_said(boxes: list[tuple[list[int], list[int]]], message: str) -> None:
-    found = problem_of_boxes([entry(offset, size) for offset, size in boxes], [4, 3])
-    assert found is not None
+    problem = problem_of_boxes([entry(offset, size) for offset, size in boxes], [4, 3])
+    assert problem is not None
     with pytest.raises(ValueError, match=message):
-        raise ValueError(found)
+        raise ValueError(problem)
 
 
 LAYER = {
@@ -161,7 +161,7 @@ LLAMA_70B |= {"embed_tokens.weight": (128256, 8192), "norm.weight": (8192,), "lm
 
 
 def share_of(rank: int, replicate: int = 128, shard: int = 8) -> RankManifest:
-    """What one of 1,024 ranks writes: blocks of rows over 128 ranks, blocks of columns over 8."""
+    """The share of one of 1,024 ranks: blocks of rows over 128 ranks, blocks of columns over 8."""
     row, column = divmod(rank, shard)
     tensors = {}
     for bare, shape in LLAMA_70B.items():

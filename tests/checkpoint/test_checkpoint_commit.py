@@ -25,7 +25,7 @@ def crash_everywhere(
     whole = Recorder(-1, after=False)
     prepare(tmp_path / "whole")
     work(tmp_path / "whole" / "checkpoints", whole)
-    found = []
+    values = []
     for stop_at in range(len(whole.operations)):
         for after in (False, True):
             out = tmp_path / f"{stop_at}-{after}"
@@ -38,9 +38,9 @@ def crash_everywhere(
             left = {path.name for path in out.glob("checkpoints/*") if not path.name.startswith("step-")}
             path = find("auto", out)
             assert not left
-            found.append(value_in(path) if path else 0.0)
-    assert len(found) > 20
-    return found
+            values.append(value_in(path) if path else 0.0)
+    assert len(values) > 20
+    return values
 
 
 def saved(*steps: int) -> Callable[[Path], object]:
@@ -55,19 +55,19 @@ def saved(*steps: int) -> Callable[[Path], object]:
 
 
 def test_a_crash_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
-    found = crash_everywhere(lambda f, files: write(f, [state(2.0)] * RANKS, 2, files), saved(1), tmp_path)
-    assert set(found) == {1.0, 2.0}
-    assert found == sorted(found)  # once it is there it stays
+    values = crash_everywhere(lambda f, files: write(f, [state(2.0)] * RANKS, 2, files), saved(1), tmp_path)
+    assert set(values) == {1.0, 2.0}
+    assert values == sorted(values)  # once it is there it stays
 
 
 def test_a_crash_of_the_first_save_leaves_nothing_or_the_checkpoint(tmp_path: Path) -> None:
-    found = crash_everywhere(lambda f, files: write(f, [state(1.0)] * RANKS, 1, files), saved(), tmp_path)
-    assert set(found) == {0.0, 1.0}
+    values = crash_everywhere(lambda f, files: write(f, [state(1.0)] * RANKS, 1, files), saved(), tmp_path)
+    assert set(values) == {0.0, 1.0}
 
 
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    found = crash_everywhere(lambda f, files: write(f, [state(3.0)] * RANKS, 2, files), saved(1, 2), tmp_path)
-    assert set(found) == {2.0, 3.0}
+    values = crash_everywhere(lambda f, files: write(f, [state(3.0)] * RANKS, 2, files), saved(1, 2), tmp_path)
+    assert set(values) == {2.0, 3.0}
 
 
 def test_a_crash_in_retention_leaves_the_newest(tmp_path: Path) -> None:

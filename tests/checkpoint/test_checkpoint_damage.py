@@ -214,7 +214,7 @@ HOSTILE: dict[str, Change] = {
 
 
 def load_all(path: Path) -> None:
-    """What a resume reads."""
+    """Read all that a resume reads."""
     checkpoint = Checkpoint(path)
     checkpoint.verify()
     checkpoint.job_state()

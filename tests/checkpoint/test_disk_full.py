@@ -46,9 +46,9 @@ def is_refused(done: subprocess.CompletedProcess[str], out: Path, reason: str) -
 def goes_on(out: Path, way: str, undisturbed: Path) -> None:
     done = go_on(out, way)
     assert done.returncode == 0, done.stderr
-    found, expected = (read_tensors(one / "checkpoints/step-00000015") for one in (out, undisturbed))
+    resumed, expected = (read_tensors(one / "checkpoints/step-00000015") for one in (out, undisturbed))
     if way != "two ranks":  # which draw other dropout masks
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 
 
 @pytest.mark.needs("distcore-ddp")

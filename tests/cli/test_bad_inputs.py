@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong: exit code 2, one line that says what, where and what to do, and nothing is left behind.
+"""A user's error exits with code 2 and one line (what, where, what to do), and leaves nothing behind.
 
 Every case runs the command line on a folder of prepared files; a few run as a real process too.
 """
@@ -81,7 +81,7 @@ TEXT_FILES = {
     "syntax.py": "class Watch(\n",
     "raises.py": "raise RuntimeError('not\\ntoday')\n",
     "plain.py": "class Watch:\n    def on_log(self, record): ...\n",
-    "misspelt.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_logg(self): ...\n",
+    "misspelled.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_logg(self): ...\n",
     "argument.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_log(self, stp): ...\n",
 }
 
@@ -282,7 +282,7 @@ EXTENSIONS = {
     "--set extensions.raises.py:Watch=true": r"extension 'raises.py:Watch' does not import: RuntimeError: not today",
     "--set extensions.plain.py:Watch=true": r"extension 'plain.py:Watch': on_log\(\) has no @hookimpl mark",
     "--set extensions.plain.py:Watch.every=2": r"extension 'plain.py:Watch': unknown option 'every' \(options: none\)",
-    "--set extensions.misspelt.py:Watch=true": r"on_logg\(\) is marked @hookimpl but is no hook .*'on_log'",
+    "--set extensions.misspelled.py:Watch=true": r"on_logg\(\) is marked @hookimpl but is no hook .*'on_log'",
     "--set extensions.argument.py:Watch=true": r"extension 'argument.py:Watch': .*'stp'",
 }
 

@@ -1,4 +1,4 @@
-"""What ``distcore check`` prints of findings: each figure once."""
+"""``distcore check`` prints each figure of a finding once."""
 
 from __future__ import annotations
 

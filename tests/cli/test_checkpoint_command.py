@@ -97,8 +97,8 @@ def test_an_export_of_a_step_has_its_weights(
     assert main(["checkpoint", "export", str(run_folder), "--step", "2", "--to", str(tmp_path / "hf")]) == 0
     assert "exporting step-00000002; the best by loss is step-00000003: --best\n" in capsys.readouterr().err
     saved = Checkpoint(run_folder / "checkpoints/step-00000002")
-    found = load_file(tmp_path / "hf/model.safetensors")
-    assert torch.equal(found["classifier.weight"], saved["model/classifier.weight"])
+    exported = load_file(tmp_path / "hf/model.safetensors")
+    assert torch.equal(exported["classifier.weight"], saved["model/classifier.weight"])
 
 
 def test_an_export_needs_the_data_where_there_is_no_run_folder(

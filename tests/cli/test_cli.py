@@ -254,10 +254,10 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
 @pytest.mark.needs("distcore-ddp")
 def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies", "--json"]) == 0
-    found = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
-    assert found["single"]["declares"]["processes"] == "one"
-    assert found["single"]["distribution"] == "distcore-core 0.1.0"
-    bucket = {option["name"]: option for option in found["ddp"]["options"]}["bucket_mb"]
+    strategies = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
+    assert strategies["single"]["declares"]["processes"] == "one"
+    assert strategies["single"]["distribution"] == "distcore-core 0.1.0"
+    bucket = {option["name"]: option for option in strategies["ddp"]["options"]}["bucket_mb"]
     assert (bucket["type"], bucket["default"]) == ("int", "25")
     assert bucket["doc"].startswith("Gradient bucket size in MiB")
 

@@ -1,4 +1,4 @@
-"""What is printed fits the screen, breaks at no place inside a word, and ends quietly where nobody reads on."""
+"""Output fits the screen, breaks at no place inside a word, and ends quietly where nobody reads on."""
 
 from __future__ import annotations
 

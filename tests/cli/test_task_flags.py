@@ -51,7 +51,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def changes(*argv: str) -> dict[str, object]:
-    """What the arguments of ``distcore train`` change in the config."""
+    """Changes that the arguments of ``distcore train`` make in the config."""
     return changes_of(command_parser("train").parse(list(argv)))
 
 

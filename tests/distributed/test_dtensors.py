@@ -63,7 +63,7 @@ def saved_on_this_rank() -> State:
 
 
 def loaded_on_this_rank(checkpoint: Tensors) -> dict[str, torch.Tensor]:
-    """What a model of zeros and its optimizer hold after loading, gathered."""
+    """Load into a model of zeros; return its tensors and those of its optimizer, gathered."""
     world = join_process_group(RunConfig(device="cpu"), join(os.environ) or RankInfo())
     module = Spread(filled=False)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.0)
@@ -71,14 +71,14 @@ def loaded_on_this_rank(checkpoint: Tensors) -> dict[str, torch.Tensor]:
     held: dict[str, Any] = {f"model/{name}": value for name, value in module.state_dict().items()}
     for name, parameter in module.named_parameters():
         held |= {f"optimizer/{name}/{key}": value for key, value in optimizer.state[parameter].items()}
-    found = {name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().clone() for name, v in held.items()}
+    tensors = {name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().clone() for name, v in held.items()}
     leave_process_group(world)
-    return found
+    return tensors
 
 
 @pytest.fixture(scope="module")
 def ranks() -> list[State]:
-    """What each of four ranks saves."""
+    """The tensors that each of four ranks saves."""
     return launch(saved_on_this_rank, nproc=4)
 
 
@@ -117,9 +117,9 @@ def test_a_replica_that_is_not_the_first_leaves_its_shards_to_that_one(ranks: li
 
 def test_what_was_saved_is_read_back_on_every_rank(ranks: list[State]) -> None:
     checkpoint = Tensors({name: together(ranks, name) for name in ranks[0] | ranks[1]})
-    for found in launch(loaded_on_this_rank, checkpoint, nproc=4):
-        assert found.keys() == checkpoint.keys()
-        assert all(torch.equal(found[name], checkpoint[name]) for name in checkpoint)
+    for loaded in launch(loaded_on_this_rank, checkpoint, nproc=4):
+        assert loaded.keys() == checkpoint.keys()
+        assert all(torch.equal(loaded[name], checkpoint[name]) for name in checkpoint)
 
 
 def filled_by_columns() -> str:

@@ -1,4 +1,4 @@
-"""What strategies on torch's process group share."""
+"""The code that strategies on torch's process group share."""
 
 from __future__ import annotations
 

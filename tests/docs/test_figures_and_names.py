@@ -49,7 +49,7 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def counted(pattern: str) -> re.Pattern[str]:
-    """What claims a figure: ``#`` stands for the number."""
+    """Patterns that claim a figure: ``#`` stands for the number."""
     return re.compile(pattern.replace("#", NUMBER).replace(" ", r"\s+"), re.I)
 
 
@@ -187,7 +187,7 @@ FOREIGN = {
 
 
 def unknown_names(text: str) -> Iterator[str]:
-    """What stands in backticks in ``text`` and is nowhere in the repository."""
+    """Names in backticks in ``text`` that are nowhere in the repository."""
     blocks = "\n".join(re.findall(r"```.*?```", text, re.S))
     prose = re.sub(r"```.*?```", "", text, flags=re.S)
     for span in SPAN.findall(prose):

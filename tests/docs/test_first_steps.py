@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the length of the pages, the end of the demo, the top of the site."""
+"""First contact of a newcomer: the length of the pages, the end of the demo, the top of the site."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__al
     "Path": Path, "RandomRows": RandomRows, "Tensor": Tensor, "dist": dist, "json": json, "logging": logging, "nn": nn,
     "nullcontext": nullcontext, "torch": torch,
 }  # fmt: skip
-"""What an example may use without saying where it comes from: public names, and those of everybody's imports."""
+"""Names that an example may use without an import: public ones, and those that everybody imports."""
 STEPS, SAVED = 6, 3
 TOLERANCE = 1e-6
 """Relative, of every tensor in a checkpoint: an example may add in another order than the core does."""
@@ -73,9 +73,9 @@ pytestmark = pytest.mark.programs
 def example(owner: type, name: str) -> str:
     """The code under ``Example::`` in the docstring of a method; fails if there is none."""
     text = f"{inspect.getdoc(getattr(owner, name))}\n"
-    found = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", text, re.M)
-    assert found, f"{owner.__name__}.{name} has no example"
-    return textwrap.dedent(found[1])
+    match = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", text, re.M)
+    assert match, f"{owner.__name__}.{name} has no example"
+    return textwrap.dedent(match[1])
 
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -87,12 +87,12 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def methods(owner: type, names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
     """The methods that the examples define; each notes in ``called`` that it was called."""
-    found: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     for name in names:
         code = "from __future__ import annotations\n" + example(owner, name)
-        exec(compile(code, f"<example of {name}>", "exec"), dict(KNOWN), found)
-    del found["annotations"]
-    return {name: noted(function, called) for name, function in found.items()}
+        exec(compile(code, f"<example of {name}>", "exec"), dict(KNOWN), namespace)
+    del namespace["annotations"]
+    return {name: noted(function, called) for name, function in namespace.items()}
 
 
 def task_methods(names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
@@ -177,7 +177,7 @@ SAID = {
     "on_evaluation_end": r"step 5: 11 of 11 rows evaluated\nstep 6: 11 of 11 rows evaluated\n",
     "on_run_end": r"6 steps, accuracy 0\.\d\d\n",
 }
-"""What the examples of events print in such a run."""
+"""Output of the examples of events in such a run."""
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -219,7 +219,7 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
 
 
 def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
-    """What ``distcore predict`` writes for a file of two rows, with the last weights of a run."""
+    """The lines of ``distcore predict`` for a file of two rows, with the last weights of a run."""
     rows, lines, last = out.parent / "rows.jsonl", out.parent / "lines.jsonl", at(out, STEPS)
     rows.write_text('{"text": "one"}\n{"text": "two"}\n')
     predict.predict_rank(predict.check(config_for(last, 1, {}), last, rows, lines, task), task)

@@ -31,9 +31,9 @@ INSTALLED = [pair for pairs in ROWS.values() for pair in pairs if is_offered(pai
 
 def row(label: str) -> list[str]:
     """The cells of a row of the table of strategies, after its label."""
-    found = re.search(rf"^\| {re.escape(label)} \| (.+) \|$", PAGE, re.M)
-    assert found, f"no row {label}"
-    return found[1].split(" | ")
+    match = re.search(rf"^\| {re.escape(label)} \| (.+) \|$", PAGE, re.M)
+    assert match, f"no row {label}"
+    return match[1].split(" | ")
 
 
 @pytest.mark.parametrize(("strategy", "options"), INSTALLED, ids=lambda value: str(value))

@@ -1,4 +1,4 @@
-"""What a user can set, import or switch on is documented, and tables of measurements show what was measured."""
+"""Every setting, public name and switch is documented, and tables of measurements show what was measured."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def texts(tree: ast.Module) -> Iterator[str]:
 @cache
 def messages() -> list[re.Pattern[str]]:
     files = [*(ROOT / "core").rglob("*.py"), *ROOT.glob("plugins/*/distcore_*/**/*.py")]
-    found = {text for file in files for text in texts(ast.parse(file.read_text()))}
-    long = (text for text in found if len(re.findall("[a-z]", text)) >= FIXED)
+    literals = {text for file in files for text in texts(ast.parse(file.read_text()))}
+    long = (text for text in literals if len(re.findall("[a-z]", text)) >= FIXED)
     return [re.compile(".*".join(re.escape(part) for part in text.split(HOLE))) for text in long]
 
 

@@ -52,7 +52,7 @@ def cells(heading: str) -> dict[str, list[str]]:
 
 
 def value(formula: str, n: int, a: int) -> float:
-    """What a cell such as ``4 + 16 / N`` or ``2 A + 1`` comes to; what follows a comma or a semicolon is a remark."""
+    """Evaluate a cell such as ``4 + 16 / N`` or ``2 A + 1``; a remark may follow a comma or a semicolon."""
     expression = formula.replace(";", ",").partition(",")[0].replace(" A", f" * {a}").replace("N", str(n))
     return float(eval(expression))
 

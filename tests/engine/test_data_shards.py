@@ -51,8 +51,8 @@ def findings(strategy: type, *cases: str, nproc: int = 2) -> dict[str, Any]:
     known = all_cases()
     config = load_config(None, {"strategy": "ddp", "nproc": nproc})
     wanted = tuple(case for name, case in known.items() if (name in cases if cases else name not in JOB_CASES))
-    (found,) = measure([Subject(config=config, cases=wanted, make=lambda _config: strategy())])
-    return {finding.case: finding for finding in found}
+    (of_subject,) = measure([Subject(config=config, cases=wanted, make=lambda _config: strategy())])
+    return {finding.case: finding for finding in of_subject}
 
 
 @pytest.mark.ranks

@@ -56,7 +56,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_takes_in_the_weights_once_a_step_however_many_micro_batches_that_has(averaged: Path) -> None:
-    """What a step took in follows from two averages, so that the weights before the first step are not needed."""
+    """Two averages tell which weights a step took in, so that those before the first step are not needed."""
     for step in range(2, STEPS + 1):
         decay = min(DECAY, (1 + step) / (10 + step))
         before, after = state(averaged, step - 1), state(averaged, step)
@@ -73,8 +73,8 @@ def test_trained_weights_have_one_in_fp32_and_nothing_else_has(averaged: Path) -
 
 
 def test_training_is_not_changed_by_it(averaged: Path, raw: Path) -> None:
-    found = state(averaged)
-    assert same(Tensors({name: found[name] for name in found if not name.startswith("ema/")}), state(raw))
+    tensors = state(averaged)
+    assert same(Tensors({name: tensors[name] for name in tensors if not name.startswith("ema/")}), state(raw))
 
 
 def test_every_evaluation_is_of_it(averaged: Path, raw: Path) -> None:

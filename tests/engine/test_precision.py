@@ -29,11 +29,11 @@ class Sees:
     """Writes down how the run computes."""
 
     def __init__(self) -> None:
-        self.found: list[bool] = []
+        self.seen: list[bool] = []
 
     @hookimpl
     def on_step_end(self) -> None:
-        self.found.append(is_set())
+        self.seen.append(is_set())
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("bf16", True), ("fp32", False), ("fp16", False)])
@@ -43,7 +43,7 @@ def test_it_lasts_as_long_as_a_bf16_run(
     sees = Sees()
     monkeypatch.setattr("distcore.engine.trainer.load_extensions", lambda c: load_extensions(c) | {"sees": sees})
     train(config(tmp_path / "run", precision=precision), Problem(rows=4))
-    assert sees.found == [expected]
+    assert sees.seen == [expected]
     assert not is_set()
 
 
@@ -67,12 +67,12 @@ def test_values_and_gradients_are_those_of_fp32_rounded(tmp_path: Path) -> None:
     def attended(dtype: torch.dtype) -> list[Tensor]:
         torch.manual_seed(1)
         query, key, value = given = [state.to(dtype).requires_grad_() for state in states]
-        found = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1)
-        return [found.detach(), *torch.autograd.grad(found.float().square().sum(), given)]
+        output = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1)
+        return [output.detach(), *torch.autograd.grad(output.float().square().sum(), given)]
 
     expected = attended(torch.float32)
     with allow_bf16_attention(config(tmp_path, precision="bf16")):
-        found = attended(torch.bfloat16)
-    for one, other in zip(expected, found, strict=True):
+        rounded = attended(torch.bfloat16)
+    for one, other in zip(expected, rounded, strict=True):
         assert other.dtype == torch.bfloat16
         assert float((one - other).norm() / one.norm()) < 2e-2

@@ -1,4 +1,4 @@
-"""What a task may give and get: nested batches, ragged rows, sums, data that vary; and what of it is refused."""
+"""Data that a task may give and get: nested batches, ragged rows, sums, data that vary; and those refused."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ class Short:
 
 def test_a_loss_per_row_is_a_whole_task(tmp_path: Path) -> None:
     wanted = evaluation_of(tmp_path / "whole", Problem(weighted=True))
-    found = evaluation_of(tmp_path / "short", Short())
-    assert found == {key: wanted[key] for key in ("loss", "evaluated", "unique", "dataset_size")}
+    evaluation = evaluation_of(tmp_path / "short", Short())
+    assert evaluation == {key: wanted[key] for key in ("loss", "evaluated", "unique", "dataset_size")}
     assert not (tmp_path / "short/predictions.jsonl").exists()
     assert (tmp_path / "whole/predictions.jsonl").exists()
 
@@ -158,13 +158,13 @@ class ByItems(Short):
 
 def test_the_mean_of_row_losses_is_over_items_as_in_training(tmp_path: Path) -> None:
     kept = tmp_path / "run"
-    found = evaluation_of(kept, ByItems())
+    evaluation = evaluation_of(kept, ByItems())
     rows: Any = ByItems().prepare(config(kept)).train
     model = Classifier()
     saved = read_tensors(kept / "checkpoints/step-00000003")
     model.load_state_dict({name: torch.as_tensor(saved[f"model/{name}"]) for name in model.state_dict()})
     losses = Short().row_loss(model.eval(), rows.batch(np.arange(len(rows))))
-    assert found["loss"] == pytest.approx(losses.sum().item() / rows.items.sum(), rel=1e-5)
+    assert evaluation["loss"] == pytest.approx(losses.sum().item() / rows.items.sum(), rel=1e-5)
 
 
 class Lacks(Short):
@@ -421,16 +421,16 @@ class Everything(Problem):
         return {name: total.tolist() for name, total in sums.items()}
 
 
-def check_everything(found: dict[str, Any], rows: int) -> None:
+def check_everything(report: dict[str, Any], rows: int) -> None:
     """Compare a report of ``Everything`` with its evaluation data."""
     data = RandomRows(rows, seed=1)
-    assert found["rows"] == [tokens.tolist() for tokens in data.tokens]
-    padding = found["tokens"].pop(0)
+    assert report["rows"] == [tokens.tolist() for tokens in data.tokens]
+    padding = report["tokens"].pop(0)
     counted: Any = np.bincount(np.concatenate(data.tokens), minlength=32)[1:] if rows else []
-    assert found["tokens"] == list(counted)
+    assert report["tokens"] == list(counted)
     assert padding >= 0
-    assert found["right"] / rows == pytest.approx(found["accuracy"])
-    assert found["evaluated"] == found["unique"] == rows
+    assert report["right"] / rows == pytest.approx(report["accuracy"])
+    assert report["evaluated"] == report["unique"] == rows
 
 
 def test_ragged_outputs_and_sums_are_those_of_all_rows_in_order(tmp_path: Path) -> None:
@@ -445,8 +445,8 @@ class OnlySums(Everything):
 
 def test_sums_alone_evaluate_every_row(tmp_path: Path) -> None:
     wanted = evaluation_of(tmp_path / "both", Everything())
-    found = evaluation_of(tmp_path / "sums", OnlySums())
-    assert found == {key: wanted[key] for key in ("right", "tokens", "evaluated", "unique", "dataset_size")}
+    evaluation = evaluation_of(tmp_path / "sums", OnlySums())
+    assert evaluation == {key: wanted[key] for key in ("right", "tokens", "evaluated", "unique", "dataset_size")}
     assert not (tmp_path / "sums/predictions.jsonl").exists()
 
 
@@ -483,11 +483,11 @@ class Speaks:
 
     def generate(self, model: Any, batch: Tensor, in_step: bool) -> dict[str, Ragged]:
         mask = torch.ones_like(batch)
-        found = model.generate(
+        tokens = model.generate(
             input_ids=batch, attention_mask=mask, max_new_tokens=20, do_sample=False, synced_gpus=in_step
         )[:, 4:]
-        kept = (found == 7).cumsum(1) < 1
-        return {"answer": Ragged(found[kept], kept.sum(1))}
+        kept = (tokens == 7).cumsum(1) < 1
+        return {"answer": Ragged(tokens[kept], kept.sum(1))}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         return {"answers": [answer.tolist() for answer in outputs["answer"]]}
@@ -532,32 +532,32 @@ def evaluate_everything(strategy: str, out: Path) -> list[dict[str, Any]]:
     rank_info = join(os.environ)
     assert rank_info is not None
     hooks, world = set_up(resolve(jobs[0][1], rank_info.size, rank_info.launcher, task=jobs[0][0]), rank_info)
-    found = []
+    evaluations = []
     for task, given in jobs:
         resolved = resolve(given, rank_info.size, rank_info.launcher, task=task)
-        found.append(train_in(world, resolved, hooks, rank_info)["evaluation"])
+        evaluations.append(train_in(world, resolved, hooks, rank_info)["evaluation"])
     hooks.teardown(world)
-    return found
+    return evaluations
 
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[int]]]:
-    """What gpt2 and t5 generate in one process."""
+    """Answers that gpt2 and t5 generate in one process."""
     folder = tmp_path_factory.mktemp("spoken")
-    found = [
+    answers = [
         evaluation_of(folder / type(task).__name__, task, **SPEAKING)["answers"] for task in (Speaks(), Translates())
     ]
-    assert len({len(answer) for answer in found[0]}) > 3, "rows end at different moments"
-    return found
+    assert len({len(answer) for answer in answers[0]}) > 3, "rows end at different moments"
+    return answers
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_ranks_evaluate_what_one_process_does(strategy: str, tmp_path: Path, spoken: list[list[list[int]]]) -> None:
     pytest.importorskip(f"distcore_{strategy}")
-    found = launch(evaluate_everything, strategy, tmp_path, nproc=2)
-    assert found[0] == found[1]
-    many, one, *said = found[0]
+    by_rank = launch(evaluate_everything, strategy, tmp_path, nproc=2)
+    assert by_rank[0] == by_rank[1]
+    many, one, *said = by_rank[0]
     check_everything(many, 11)
     check_everything(one, 1)
     assert [each["answers"] for each in said] == spoken[: len(said)]

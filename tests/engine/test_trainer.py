@@ -1,4 +1,4 @@
-"""What the trainer itself decides: the best evaluation, and what may stand in a run folder."""
+"""Decisions of the trainer itself: the best evaluation, and which run folders it takes."""
 
 from __future__ import annotations
 

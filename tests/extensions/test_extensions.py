@@ -222,7 +222,7 @@ def test_progress_redraws_one_line_on_a_terminal(
 
 
 class FewColumns:
-    """What the progress line reads of a run: step 120 of 630, in batches of 32 rows."""
+    """The part of a run that the progress line reads: step 120 of 630, in batches of 32 rows."""
 
     total_steps = 630
     config = RunConfig(global_batch_size=32)
@@ -253,10 +253,10 @@ def test_a_narrow_screen_keeps_speed_and_time_left(
     progress.on_log(run, RECORD)  # type: ignore[arg-type]
     progress.on_run_end(run, {})  # type: ignore[arg-type, typeddict-item]
     shown = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err).splitlines()
-    drawn = [found.strip() for found in shown if "step" in found]
+    drawn = [text.strip() for text in shown if "step" in text]
     assert drawn
-    assert all(found.endswith(line) and found.startswith("━") == (columns == 120) for found in drawn)
-    assert all(len(found.rstrip()) <= columns for found in shown)
+    assert all(text.endswith(line) and text.startswith("━") == (columns == 120) for text in drawn)
+    assert all(len(text.rstrip()) <= columns for text in shown)
 
 
 @pytest.mark.parametrize("terminal", ["0", "1"])

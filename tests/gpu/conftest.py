@@ -29,9 +29,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     failed = {report.nodeid.rpartition("::")[2] for report in reports.get("failed", []) if "gpu/" in report.nodeid}
     rows = [
         (what, measured, bound, "BROKEN" if name in failed else "held")
-        for name, what, measured, bound in _found(config)
+        for name, what, measured, bound in _measurements(config)
     ]
-    told = {name for name, *_ in _found(config)}
+    told = {name for name, *_ in _measurements(config)}
     rows += [(name, "", "", "failed") for name in sorted(failed - told)]
     for report in reports.get("skipped", []):
         if "gpu/" in report.nodeid and isinstance(report.longrepr, tuple):
@@ -44,7 +44,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"| {' | '.join(cells)} |")
 
 
-def _found(config: pytest.Config) -> list[tuple[str, str, str, str]]:
+def _measurements(config: pytest.Config) -> list[tuple[str, str, str, str]]:
     return config.stash.get(ROWS, [])
 
 

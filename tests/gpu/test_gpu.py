@@ -1,4 +1,4 @@
-"""What only an accelerator can show; `make gpu` runs it and prints a table. Skipped where there is none.
+"""Tests that need an accelerator; `make gpu` runs them and prints a table. Skipped where there is none.
 
 Each run is a command in a process of its own, as a user would start it.
 """
@@ -82,9 +82,9 @@ def on_cpu() -> dict[str, Any]:
 @pytest.mark.parametrize("precision", list(BOUNDS))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parity(strategy: str, precision: str, folder: Path, row: Row) -> None:
-    found = trained(f"{strategy}-{precision}".replace(":", "-"), "--strategy", strategy, "--precision", precision)
-    assert found["device"] == KIND
-    error = difference(found, on_cpu())
+    report = trained(f"{strategy}-{precision}".replace(":", "-"), "--strategy", strategy, "--precision", precision)
+    assert report["device"] == KIND
+    error = difference(report, on_cpu())
     row(f"{strategy}, {precision}: loss against the CPU", f"{error:.1e}", f"{BOUNDS[precision]:.0e}")
     assert error <= BOUNDS[precision]
 
@@ -151,18 +151,18 @@ def peak(name: str, strategy: str, *flags: str) -> float:
 
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_memory_is_what_the_docs_say(strategy: str, folder: Path, row: Row) -> None:
-    found = peak(f"memory-{strategy}", strategy)
-    row(f"{strategy}: peak memory of bert-base in fp32, AdamW", f"{found:.1f} bytes per parameter", "16 to 20")
-    assert 16 * 0.95 <= found <= 20
+    bytes_each = peak(f"memory-{strategy}", strategy)
+    row(f"{strategy}: peak memory of bert-base in fp32, AdamW", f"{bytes_each:.1f} bytes per parameter", "16 to 20")
+    assert 16 * 0.95 <= bytes_each <= 20
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_memory_is_what_the_plan_says(strategy: str, folder: Path, row: Row) -> None:
     """An estimate there: a device's allocator rounds sizes up, and its kernels take room of their own."""
     plan = json.loads(command("plan", *BASE.split(), "--strategies", strategy, "--nproc", "1", "--json"))
-    planned, found = plan["rows"][0]["step"]["peak"]["total"], peak(f"memory-{strategy}", strategy) * 109e6
-    row(f"{strategy}: peak memory of bert-base, by its plan", f"{found / planned:.2f} of it", "0.9 to 1.2")
-    assert 0.9 <= found / planned <= 1.2
+    planned, measured = plan["rows"][0]["step"]["peak"]["total"], peak(f"memory-{strategy}", strategy) * 109e6
+    row(f"{strategy}: peak memory of bert-base, by its plan", f"{measured / planned:.2f} of it", "0.9 to 1.2")
+    assert 0.9 <= measured / planned <= 1.2
 
 
 def test_fsdp_offload_takes_less_memory(folder: Path, row: Row) -> None:

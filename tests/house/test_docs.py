@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
          *sorted(ROOT.glob("plugins/*/README.md"))]  # fmt: skip
 PUBLISHED = ROOT / "tests/house/published_commands.md"
-"""What tutorials publish, as commands of ours, with the files that they read."""
+"""Commands of tutorials, as commands of ours, with the files that they read."""
 PAGES.append(PUBLISHED)
 TASKS = ROOT / "docs/tasks.md"
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
@@ -218,7 +218,7 @@ def test_a_benchmark_states_its_bound(file: Path) -> None:
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    ("page", "command"), [found for found in commands("python") if found[1].startswith("python benchmarks/")]
+    ("page", "command"), [each for each in commands("python") if each[1].startswith("python benchmarks/")]
 )
 def test_a_benchmark_of_the_pages_explains_itself(page: str, command: str) -> None:
     done = run(f"{command} --help", ROOT)

@@ -52,7 +52,7 @@ def fields_without(cls: ast.ClassDef) -> Iterator[tuple[int, str]]:
 
 def undocumented(source: str) -> list[str]:
     """Line and name of every public class, function, method and field of a module that says nothing of itself."""
-    found: list[tuple[int, str]] = []
+    names: list[tuple[int, str]] = []
     models: set[str] = set()
 
     def look(body: list[ast.stmt], owner: str) -> None:
@@ -65,13 +65,13 @@ def undocumented(source: str) -> list[str]:
                 if not public(node.name):
                     continue
                 if not ast.get_docstring(node):
-                    found.append((node.lineno, f"{owner}{node.name}"))
+                    names.append((node.lineno, f"{owner}{node.name}"))
                 if isinstance(node, ast.ClassDef):
                     look(node.body, f"{owner}{node.name}.")
-                    found.extend(fields_without(node) if node.name in models else ())
+                    names.extend(fields_without(node) if node.name in models else ())
 
     look(ast.parse(source).body, "")
-    return [f"{line}: {name}" for line, name in sorted(found)]
+    return [f"{line}: {name}" for line, name in sorted(names)]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

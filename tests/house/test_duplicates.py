@@ -15,10 +15,10 @@ Window = tuple[str, ...]
 def sources() -> dict[str, list[Path]]:
     """The Python files of each distribution, tests aside."""
     plugins = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
-    found = {"core": sorted((ROOT / "core").rglob("*.py"))}
+    files = {"core": sorted((ROOT / "core").rglob("*.py"))}
     for plugin in plugins:
-        found[plugin.name] = sorted(file for file in plugin.rglob("*.py") if "tests" not in file.parts)
-    return found
+        files[plugin.name] = sorted(file for file in plugin.rglob("*.py") if "tests" not in file.parts)
+    return files
 
 
 def lines_of(source: str) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What the sources promise: the core names no backend, a plugin imports only public names of what it declares."""
+"""Promises of the sources: the core names no backend, a plugin imports only public names of what it declares."""
 
 from __future__ import annotations
 
@@ -93,18 +93,18 @@ def declared(plugin: Path) -> set[str]:
 
 def not_public(file: Path, package: str, others: set[str]) -> list[str]:
     """The imports of ``file`` beyond its own package that a stranger may not make: only names in an ``__all__``."""
-    found = []
+    imports = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             roots = {alias.name.split(".")[0] for alias in node.names}
-            found += [f"{file}:{node.lineno}: import {root}" for root in roots if root.startswith("distcore")]
+            imports += [f"{file}:{node.lineno}: import {root}" for root in roots if root.startswith("distcore")]
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distcore"):
             if node.module.split(".")[0] == package:
                 continue
             names = {alias.name for alias in node.names}
             public = set(import_module(node.module).__all__) if node.module in others else set()
-            found += [f"{file}:{node.lineno}: {node.module}.{name}" for name in sorted(names - public)]
-    return found
+            imports += [f"{file}:{node.lineno}: {node.module}.{name}" for name in sorted(names - public)]
+    return imports
 
 
 @pytest.mark.parametrize("file", PLUGINS, ids=lambda file: str(file.relative_to(ROOT / "plugins")))
@@ -122,8 +122,8 @@ def test_imports_beyond_what_is_public_and_declared_are_seen(tmp_path: Path) -> 
         "def late():\n    from distcore_deepspeed import read_config\n    import distcore_deepspeed\n"
     )
     private = ["1: distcore.nothing", "2: distcore.plugin.strategy.contract", "6: import distcore_deepspeed"]
-    found = not_public(file, "distcore_own", {"distcore", "distcore_deepspeed"})
-    assert sorted(line.partition(":")[2] for line in found) == private
+    lines = not_public(file, "distcore_own", {"distcore", "distcore_deepspeed"})
+    assert sorted(line.partition(":")[2] for line in lines) == private
     undeclared = not_public(file, "distcore_own", {"distcore"})
     assert sorted(line.partition(":")[2] for line in undeclared) == sorted(
         [*private, "5: distcore_deepspeed.read_config"]
@@ -131,9 +131,9 @@ def test_imports_beyond_what_is_public_and_declared_are_seen(tmp_path: Path) -> 
 
 
 def imports_within(folder: Path) -> dict[str, set[str]]:
-    """What each module of a package imports of the same package: at the top, in functions, for types."""
+    """Imports of each module from its own package: at the top, in functions, for types."""
     modules = {".".join(file.relative_to(folder.parent).with_suffix("").parts): file for file in folder.rglob("*.py")}
-    found: dict[str, set[str]] = {}
+    graph: dict[str, set[str]] = {}
     for module, file in modules.items():
         names: set[str] = set()
         for node in ast.walk(ast.parse(file.read_text())):
@@ -142,8 +142,8 @@ def imports_within(folder: Path) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
                 names |= (inner & modules.keys()) or {node.module}
-        found[module] = {name if name in modules else f"{name}.__init__" for name in names} & modules.keys()
-    return found
+        graph[module] = {name if name in modules else f"{name}.__init__" for name in names} & modules.keys()
+    return graph
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)

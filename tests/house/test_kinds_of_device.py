@@ -1,4 +1,4 @@
-"""What the sources promise of devices: one module names their kinds, and a strategy that needs one declares it."""
+"""Promises about devices: one module names their kinds, and a strategy that needs one declares it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def undeclared(sources: list[str]) -> list[str]:
 
     The declaration itself may name it in any case.
     """
-    found = [declaration for text in sources for declaration in declarations(text)]
-    if found and all(found):
+    all_declared = [declaration for text in sources for declaration in declarations(text)]
+    if all_declared and all(all_declared):
         return []
     lines = []
     for text in sources:

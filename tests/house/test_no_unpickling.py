@@ -26,17 +26,17 @@ UNPICKLES = {
 
 def unpickles(source: str) -> list[str]:
     """The calls and imports of a source that read pickles, or YAML with objects in it."""
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.attr in UNPICKLES.get(node.value.id, ()):
-                found.append(f"{node.lineno}: {node.value.id}.{node.attr}")
+                calls.append(f"{node.lineno}: {node.value.id}.{node.attr}")
         elif isinstance(node, ast.ImportFrom) and node.module in UNPICKLES:
             taken = {name.name for name in node.names} & UNPICKLES[node.module]
-            found += [f"{node.lineno}: from {node.module} import {name}" for name in sorted(taken)]
+            calls += [f"{node.lineno}: from {node.module} import {name}" for name in sorted(taken)]
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
-            found.append(f"{node.lineno}: allow_pickle")
-    return found
+            calls.append(f"{node.lineno}: allow_pickle")
+    return calls
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -29,11 +29,11 @@ def calls(text: str) -> Iterator[tuple[str, str | None]]:
 
 def places(function: str, first: str | None = None) -> dict[str, int]:
     """How often each file calls ``function``, with the text ``first`` as its first argument if one is given."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for file in SOURCES:
         for name, text in calls(file.read_text(encoding="utf-8")):
-            found[file.relative_to(ROOT).as_posix()] += name == function and first in (None, text)
-    return dict(+found)
+            counts[file.relative_to(ROOT).as_posix()] += name == function and first in (None, text)
+    return dict(+counts)
 
 
 def test_one_module_copies_a_config() -> None:

@@ -63,7 +63,7 @@ def without_what_only_linux_has(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("systems")
     list(everything())  # the libraries keep what they have of Unix
     import_module("transformers.trainer_utils")
@@ -81,10 +81,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answer | {"run": folder / "run"}
 
 
-def test_every_module_of_the_core_imports(found: dict[str, Any]) -> None:
-    assert len(found["imported"]) > 150
+def test_every_module_of_the_core_imports(results: dict[str, Any]) -> None:
+    assert len(results["imported"]) > 150
 
 
-def test_one_process_trains_and_commits_a_checkpoint(found: dict[str, Any]) -> None:
-    assert found["steps"] == 2
-    assert (found["run"] / "checkpoints/step-00000002/manifest.json").is_file()
+def test_one_process_trains_and_commits_a_checkpoint(results: dict[str, Any]) -> None:
+    assert results["steps"] == 2
+    assert (results["run"] / "checkpoints/step-00000002/manifest.json").is_file()

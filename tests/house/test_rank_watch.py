@@ -24,7 +24,7 @@ NONE = "def test_it():\n    import subprocess, sys\n    subprocess.run([sys.exec
 
 
 def run(test: str, folder: Path, *arguments: str) -> str:
-    """What pytest says of ``test`` in a project that has the plugin."""
+    """Output of pytest for ``test`` in a project that has the plugin."""
     (folder / "test_one.py").write_text(test)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = ranks: of ranks\n")
     paths = [str(Path(rank_watch.__file__).parent), os.environ["PYTHONPATH"]]

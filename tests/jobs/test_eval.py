@@ -17,10 +17,10 @@ pytestmark = pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"])
 def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run_folder), "--json", *world.split()]) == 0
-    found = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]
+    evaluated = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]
     reported = json.loads((run_folder / "report.json").read_text())["evaluation"]
-    assert found["loss"] == pytest.approx(reported["loss"], rel=1e-5)
-    assert found | {"loss": 0} == reported | {"loss": 0}
+    assert evaluated["loss"] == pytest.approx(reported["loss"], rel=1e-5)
+    assert evaluated | {"loss": 0} == reported | {"loss": 0}
 
 
 @pytest.mark.parametrize("choice", ["--step 5", "--best", ""])

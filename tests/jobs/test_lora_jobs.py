@@ -1,4 +1,4 @@
-"""What a run with LoRA leaves: checkpoints of an adapter alone, which know their base, and folders that others read."""
+"""A run with LoRA leaves checkpoints of the adapter alone, which know their base, and folders that others read."""
 
 from __future__ import annotations
 

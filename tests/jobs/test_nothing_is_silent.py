@@ -1,4 +1,4 @@
-"""What a run says by itself where silence has surprised people, as they call it: by a command line."""
+"""A run speaks by itself where silence has surprised people; it is called as they call it, by a command line."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def test_a_run_is_evaluated_exported_and_trained_again_from_another_folder(
 ) -> None:
     run = project / "runs/x"
     assert main(["eval", str(run), "--json"]) == 0
-    found = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]["loss"]
-    assert found == pytest.approx(json.loads((run / "report.json").read_text())["evaluation"]["loss"], rel=1e-5)
+    loss = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]["loss"]
+    assert loss == pytest.approx(json.loads((run / "report.json").read_text())["evaluation"]["loss"], rel=1e-5)
     assert main(["checkpoint", "export", str(run), "--to", "exported"]) == 0
     assert main(["train", str(run / "config.yaml"), "--out", "again", "--dry-run"]) == 0
 

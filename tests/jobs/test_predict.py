@@ -48,9 +48,9 @@ def by_one(run_folder: Path, rows: Path, tmp_path_factory: pytest.TempPathFactor
     return lines_of(out)
 
 
-def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     """But for the last digits of scores, which depend on the rows that share a forward pass."""
-    for line, other in zip(found, expected, strict=True):
+    for line, other in zip(actual, expected, strict=True):
         assert line["scores"] == pytest.approx(other["scores"], abs=2e-5)
         assert line | {"scores": 0} == other | {"scores": 0}
 
@@ -70,9 +70,9 @@ def test_rows_with_labels_are_predicted_as_the_run_s_own_test_did(run_folder: Pa
     file = run_folder.parent / "rows.jsonl"
     assert main(["predict", str(run_folder), "--data", str(file), "--out", str(tmp_path / "lines.jsonl")]) == 0
     tested = lines_of(run_folder / "predictions.jsonl")
-    found = {line["row"]: line for line in lines_of(tmp_path / "lines.jsonl")}
-    assert len(found) == 120
-    assert_same([line | found[line["row"]] for line in tested], tested)
+    predicted = {line["row"]: line for line in lines_of(tmp_path / "lines.jsonl")}
+    assert len(predicted) == 120
+    assert_same([line | predicted[line["row"]] for line in tested], tested)
 
 
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp")

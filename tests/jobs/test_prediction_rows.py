@@ -47,12 +47,12 @@ def bound(task: Any) -> BoundTask:
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
 def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij"))
-    found = list(windows(bound(ReadsTexts()), path, None, 4, skip=3))
-    assert [(window.file, window.start, len(window.records)) for window in found] == [
+    pieces = list(windows(bound(ReadsTexts()), path, None, 4, skip=3))
+    assert [(window.file, window.start, len(window.records)) for window in pieces] == [
         (str(path), 4, 4),
         (str(path), 8, 3),
     ]
-    assert [text for window in found for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
+    assert [text for window in pieces for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
 
 
 @pytest.mark.needs("distcore-data")

@@ -48,7 +48,7 @@ def run(*arguments: str, python: tuple[str, ...] = (sys.executable,)) -> subproc
 
 @pytest.fixture(scope="module")
 def seen() -> list[dict[str, Any]]:
-    """What two ranks found around them, started after OpenMP had threads in their parent."""
+    """Surroundings that two ranks report, started after OpenMP had threads in their parent."""
     done = run("look")
     assert (done.returncode, done.stderr) == (0, "")
     ranks: list[dict[str, Any]] = json.loads(done.stdout)
@@ -66,25 +66,25 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 
 @pytest.mark.ranks
 def test_ranks_find_their_place_and_their_arguments(seen: list[dict[str, Any]]) -> None:
-    for rank, found in enumerate(seen):
-        assert (found["greeting"], found["world"]) == ("hello", 2)
-        assert found["environment"] == {
+    for rank, report in enumerate(seen):
+        assert (report["greeting"], report["world"]) == ("hello", 2)
+        assert report["environment"] == {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": "2",
             "OMP_NUM_THREADS": "1",
         }
-        assert "launcher='local'" in found["place"]
+        assert "launcher='local'" in report["place"]
 
 
 @pytest.mark.ranks
 def test_ranks_leave_the_cores_to_each_other(seen: list[dict[str, Any]]) -> None:
-    assert [(found["threads"], found["tokenizers"]) for found in seen] == [(1, "false")] * 2
+    assert [(report["threads"], report["tokenizers"]) for report in seen] == [(1, "false")] * 2
 
 
 @pytest.mark.ranks
 def test_nobody_listens_beyond_this_machine(seen: list[dict[str, Any]]) -> None:
-    assert [found["listening"] for found in seen] == [["127.0.0.1"]] * 2
+    assert [report["listening"] for report in seen] == [["127.0.0.1"]] * 2
 
 
 @pytest.mark.ranks

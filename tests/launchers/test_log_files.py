@@ -1,4 +1,4 @@
-"""What a rank prints goes to its file, and that of rank 0 to the screen as well."""
+"""The output of a rank goes to its file, and that of rank 0 to the screen as well."""
 
 from __future__ import annotations
 

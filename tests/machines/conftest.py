@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
-    """What every program of these tests has: no GPU, a thread per rank, this interpreter's programs."""
+    """The environment of every program of these tests: no GPU, a thread per rank, this interpreter's programs."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)

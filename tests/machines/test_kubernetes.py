@@ -76,14 +76,14 @@ def pods(kind: str, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         return [([*trainer["command"], *trainer["args"]], {**texts, "PET_NODE_RANK": str(n)}) for n in range(nodes)]
     spec = tree["spec"]["replicatedJobs"][0]["template"]["spec"] if kind == "jobset" else tree["spec"]
     (container,) = spec["template"]["spec"]["containers"]
-    found = []
+    commands = []
     for index in range(spec["completions"]):
         given = {pair["name"]: pair.get("value", str(index)) for pair in container["env"]}
         words = container["command"]
         for name, value in given.items():
             words = [word.replace(f"$({name})", value) for word in words]
-        found.append((words, given))
-    return found
+        commands.append((words, given))
+    return commands
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])

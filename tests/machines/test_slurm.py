@@ -40,7 +40,7 @@ def wait_for_step(slurm: Cluster, number: int, folder: Path, step: int) -> None:
     def is_there() -> bool:
         state = slurm.state(number, folder)
         assert state in ("PENDING", "RUNNING"), (state, said(folder))
-        return bool(found := newest(folder)) and found >= step
+        return bool(step_there := newest(folder)) and step_there >= step
 
     wait_for(is_there, pause=0.5)
 

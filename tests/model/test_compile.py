@@ -53,19 +53,19 @@ def test_lengths_that_change_compile_nothing_again() -> None:
     model, names = Blocks(), list(Blocks().state_dict())
     inputs = [torch.randn(rows, length, 6) for rows, length in ((5, 7), (5, 9), (3, 12), (2, 7), (8, 33))]
     expected = [model(x) for x in inputs]
-    found = compile_model(RunConfig(compile="on"), model)
+    counter = compile_model(RunConfig(compile="on"), model)
     counts = []
     for x, before in zip(inputs, expected, strict=True):
         torch.testing.assert_close(model(x), before)
-        counts.append(found.compilations)
+        counts.append(counter.compilations)
     assert counts == [counts[0]] * len(inputs)
-    assert found.recompilations == 0
+    assert counter.recompilations == 0
     assert list(model.state_dict()) == names
     model.eval()
     with torch.no_grad():
         model(inputs[0])
-    assert found.compilations == counts[0] + found.recompilations > counts[0]  # an evaluation has code of its own
-    assert found.seconds > 0
+    assert counter.compilations == counts[0] + counter.recompilations > counts[0]  # an evaluation has code of its own
+    assert counter.seconds > 0
 
 
 def test_regions_are_the_repeated_blocks_and_not_the_model() -> None:
@@ -81,13 +81,13 @@ def test_a_model_without_repeated_blocks_is_one_line() -> None:
         compile_model(RunConfig(compile="regions"), nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(("asked", "declared", "found"), [
+@pytest.mark.parametrize(("asked", "declared", "mode"), [
     ("on", {"on", "regions"}, "on"), ("regions", {"regions"}, "regions"), ("on", {"regions"}, "regions"),
     ("off", set(), "off"),
 ])  # fmt: skip
-def test_what_a_strategy_takes_of_it(asked: str, declared: set[str], found: str) -> None:
+def test_what_a_strategy_takes_of_it(asked: str, declared: set[str], mode: str) -> None:
     capabilities = Capabilities(spec_version=3, compiles=frozenset(declared))
-    assert compile_mode(RunConfig(compile=asked, device="cpu"), capabilities) == found
+    assert compile_mode(RunConfig(compile=asked, device="cpu"), capabilities) == mode
 
 
 def test_a_strategy_that_cannot_be_compiled_says_why() -> None:

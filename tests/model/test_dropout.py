@@ -17,17 +17,17 @@ VALUES = 2**20
 
 def drawn(probability: float, given: Tensor, seed: int = 0) -> Tensor:
     torch.manual_seed(seed)
-    found: Tensor = DrawnDropout(probability)(given)
-    return found
+    output: Tensor = DrawnDropout(probability)(given)
+    return output
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_as_many_values_are_dropped_as_asked(probability: float) -> None:
-    found = drawn(probability, torch.ones(VALUES))
+    output = drawn(probability, torch.ones(VALUES))
     deviation = (probability * (1 - probability) / (VALUES / 4)) ** 0.5
     for lane in range(4):  # four values share a number of the generator
-        assert float((found[lane::4] == 0).double().mean()) == pytest.approx(probability, abs=4.5 * deviation)
-    kept = found[found != 0]
+        assert float((output[lane::4] == 0).double().mean()) == pytest.approx(probability, abs=4.5 * deviation)
+    kept = output[output != 0]
     assert kept.unique().numel() == 1
     assert float(kept[0]) == pytest.approx(1 / (1 - probability), rel=1e-3)
 
@@ -41,11 +41,11 @@ def test_values_that_share_a_number_are_independent() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_has_the_mask_of_the_values(dtype: torch.dtype) -> None:
     given = torch.full((3, 5, 7), 2.0, dtype=dtype, requires_grad=True)
-    found = drawn(0.5, given)
-    found.sum().backward()
-    assert found.dtype == dtype
-    assert torch.equal(given.grad, found.detach() / 2)  # type: ignore[arg-type]
-    assert set(found.flatten().tolist()) == {0.0, 4.0}
+    output = drawn(0.5, given)
+    output.sum().backward()
+    assert output.dtype == dtype
+    assert torch.equal(given.grad, output.detach() / 2)  # type: ignore[arg-type]
+    assert set(output.flatten().tolist()) == {0.0, 4.0}
 
 
 def test_it_repeats_by_seed_and_when_computed_again_in_backward() -> None:

@@ -28,27 +28,27 @@ def settings_of(module: nn.Module, **optimizer: Any) -> dict[str, tuple[float, f
 
 
 def test_biases_and_normalizations_do_not_decay() -> None:
-    found = settings_of(Classifier(), weight_decay=0.5)
-    plain = {name for name, (_, decay) in found.items() if decay == 0.0}
-    assert plain == {name for name in found if name.endswith("bias") or ".norm." in name}
-    assert {decay for name, (_, decay) in found.items() if name not in plain} == {0.5}
+    settings = settings_of(Classifier(), weight_decay=0.5)
+    plain = {name for name, (_, decay) in settings.items() if decay == 0.0}
+    assert plain == {name for name in settings if name.endswith("bias") or ".norm." in name}
+    assert {decay for name, (_, decay) in settings.items() if name not in plain} == {0.5}
 
 
 def test_the_first_group_that_fits_counts_and_what_it_leaves_out_stays() -> None:
     groups = [{"match": "head", "lr": 0.7}, {"match": r"head|blocks\.1", "lr_scale": 0.5, "weight_decay": 0.9}]
-    found = settings_of(Classifier(), weight_decay=0.2, groups=groups)
-    assert found["head.weight"] == (0.7, 0.2)
-    assert found["head.bias"] == (0.7, 0.0)
-    assert found["blocks.1.up.weight"] == (0.05, 0.9)
-    assert found["blocks.1.up.bias"] == (0.05, 0.0)  # a group's weight decay is not for biases either
-    assert found["blocks.0.up.weight"] == (RATE, 0.2)
-    assert not [name for name in found if name.startswith("frozen")]
+    settings = settings_of(Classifier(), weight_decay=0.2, groups=groups)
+    assert settings["head.weight"] == (0.7, 0.2)
+    assert settings["head.bias"] == (0.7, 0.0)
+    assert settings["blocks.1.up.weight"] == (0.05, 0.9)
+    assert settings["blocks.1.up.bias"] == (0.05, 0.0)  # a group's weight decay is not for biases either
+    assert settings["blocks.0.up.weight"] == (RATE, 0.2)
+    assert not [name for name in settings if name.startswith("frozen")]
 
 
 def test_layer_decay_goes_by_depth_and_leaves_a_rate_that_is_given() -> None:
     groups = [{"match": "embedding", "lr": 0.7}, {"match": "blocks.0.up", "lr_scale": 2.0}]
-    found = settings_of(Classifier(), layer_decay=0.5, groups=groups)
-    rates = {name: rate for name, (rate, _) in found.items()}
+    settings = settings_of(Classifier(), layer_decay=0.5, groups=groups)
+    rates = {name: rate for name, (rate, _) in settings.items()}
     assert rates["head.weight"] == RATE
     assert rates["blocks.1.up.weight"] == RATE * 0.5
     assert rates["blocks.0.down.weight"] == RATE * 0.25
@@ -65,28 +65,28 @@ def test_the_first_group_has_the_peak_rate_which_is_logged() -> None:
 @pytest.mark.parametrize("name", sorted(registry.offers("optimizers")))
 def test_every_optimizer_takes_the_rates_and_decay_of_groups(name: str) -> None:
     groups = [{"match": "head", "lr": 0.7, "weight_decay": 0.3}]
-    found = settings_of(Classifier(), name=name, weight_decay=0.2, groups=groups, layer_decay=0.5)
-    assert found["head.weight"] == (0.7, 0.3)
-    assert found["blocks.1.up.weight"] == (RATE * 0.5, 0.2)
-    assert found["blocks.1.up.bias"] == (RATE * 0.5, 0.0)
+    settings = settings_of(Classifier(), name=name, weight_decay=0.2, groups=groups, layer_decay=0.5)
+    assert settings["head.weight"] == (0.7, 0.3)
+    assert settings["blocks.1.up.weight"] == (RATE * 0.5, 0.2)
+    assert settings["blocks.1.up.bias"] == (RATE * 0.5, 0.0)
 
 
 def test_depths_of_models_of_the_hub() -> None:
     bert = AutoModel.from_config(
         BertConfig(hidden_size=8, num_attention_heads=1, intermediate_size=8, num_hidden_layers=3, vocab_size=9)
     )
-    found = depths_from_top(bert)
-    assert found["embeddings.word_embeddings.weight"] == found["embeddings.LayerNorm.bias"] == 4
-    assert [found[f"encoder.layer.{index}.output.dense.weight"] for index in range(3)] == [3, 2, 1]
-    assert found["pooler.dense.weight"] == 0
+    depths = depths_from_top(bert)
+    assert depths["embeddings.word_embeddings.weight"] == depths["embeddings.LayerNorm.bias"] == 4
+    assert [depths[f"encoder.layer.{index}.output.dense.weight"] for index in range(3)] == [3, 2, 1]
+    assert depths["pooler.dense.weight"] == 0
     t5 = AutoModel.from_config(
         T5Config(d_model=8, d_kv=8, d_ff=8, num_layers=3, num_decoder_layers=2, num_heads=1, vocab_size=9)
     )
-    found = depths_from_top(t5)
-    assert found["shared.weight"] == 4
-    assert [found[f"encoder.block.{index}.layer.1.layer_norm.weight"] for index in range(3)] == [3, 2, 1]
-    assert [found[f"decoder.block.{index}.layer.2.layer_norm.weight"] for index in range(2)] == [2, 1]
-    assert found["encoder.final_layer_norm.weight"] == found["decoder.final_layer_norm.weight"] == 0
+    depths = depths_from_top(t5)
+    assert depths["shared.weight"] == 4
+    assert [depths[f"encoder.block.{index}.layer.1.layer_norm.weight"] for index in range(3)] == [3, 2, 1]
+    assert [depths[f"decoder.block.{index}.layer.2.layer_norm.weight"] for index in range(2)] == [2, 1]
+    assert depths["encoder.final_layer_norm.weight"] == depths["decoder.final_layer_norm.weight"] == 0
 
 
 @pytest.mark.parametrize(

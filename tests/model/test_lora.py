@@ -1,4 +1,4 @@
-"""What LoRA trains of which model, and what it refuses in one line before anything starts."""
+"""LoRA trains the right layers of each model, and refuses the rest in one line before anything starts."""
 
 from __future__ import annotations
 
@@ -84,22 +84,22 @@ def test_a_masked_language_model_keeps_the_layer_that_is_tied_to_its_embeddings(
     ],
 )
 def test_no_head_of_a_model_is_adapted(model: Any, head: str | None, layers: int) -> None:
-    found = trained(adapted(model()))
-    assert {name for name in found if not name.startswith("+")} == ({head} if head else set())
-    assert len(found) == layers + bool(head)
+    names = trained(adapted(model()))
+    assert {name for name in names if not name.startswith("+")} == ({head} if head else set())
+    assert len(names) == layers + bool(head)
 
 
 def test_a_head_of_several_layers_is_trained_whole() -> None:
     shape = DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
-    found = trained(adapted(DistilBertForSequenceClassification(shape)))
-    assert {name for name in found if not name.startswith("+")} == {"pre_classifier", "classifier"}
+    names = trained(adapted(DistilBertForSequenceClassification(shape)))
+    assert {name for name in names if not name.startswith("+")} == {"pre_classifier", "classifier"}
 
 
 def test_what_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
     """A pooler that stayed random would be another one for whoever loads the adapter on its base."""
     BertForMaskedLM(BERT).save_pretrained(tmp_path)
-    found = trained(adapted(BertForSequenceClassification(BERT), tmp_path))
-    assert found == BLOCK | {"classifier", "bert.pooler.dense"}
+    names = trained(adapted(BertForSequenceClassification(BERT), tmp_path))
+    assert names == BLOCK | {"classifier", "bert.pooler.dense"}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_what_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
     [(r".*\.(query|value)", {"query", "value"}), (["key"], {"key"}), (("self.query", "value"), {"query", "value"})],
 )
 def test_targets_are_a_pattern_or_ends_of_names(targets: object, layers: set[str]) -> None:
-    found = trained(adapted(BertForMaskedLM(BERT), targets=targets))
-    assert {name.rpartition(".")[2] for name in found} == layers
+    names = trained(adapted(BertForMaskedLM(BERT), targets=targets))
+    assert {name.rpartition(".")[2] for name in names} == layers
 
 
 def test_an_adapter_begins_as_nothing_and_counts_alpha_over_rank() -> None:

@@ -229,10 +229,10 @@ def test_resumed_equals_uninterrupted_bit_for_bit(own: Path, lab: Lab, name: str
     expected = whole.train(6).state
     path = first.save(first.train(3).progress)
     progress, _ = checkpoint.load(second.run, second.hooks, path)
-    found = second.train(3, progress).state
-    assert found.keys() == expected.keys()
-    assert not [tensor for tensor in expected if not torch.equal(found[tensor], expected[tensor])]
-    assert any(tensor.startswith("optimizer/") for tensor in found)
+    resumed = second.train(3, progress).state
+    assert resumed.keys() == expected.keys()
+    assert not [tensor for tensor in expected if not torch.equal(resumed[tensor], expected[tensor])]
+    assert any(tensor.startswith("optimizer/") for tensor in resumed)
 
 
 @pytest.mark.needs("distcore-optimizers")

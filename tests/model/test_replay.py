@@ -114,7 +114,7 @@ def test_layers_of_torch_get_the_weights_of_a_whole_build() -> None:
 
 
 def large() -> nn.Module:
-    """Tensors that are drawn in parts: with one that is changed afterwards, and one that another reads."""
+    """Tensors that are drawn in parts: with one that is changed afterward, and one that another reads."""
     layers = nn.Sequential(nn.Linear(400, 500), nn.Embedding(300, 700, padding_idx=3), nn.Linear(600, 501))
     with torch.no_grad():
         first = cast(nn.Linear, layers[0])

@@ -29,7 +29,7 @@ def masks() -> Iterator[RowMasks]:
 
 
 def dropped(p: float = 0.5, rows: np.ndarray = ROWS, tokens: int = 30, calls: int = 1) -> Tensor:
-    """What the last of some calls keeps of ones, ``(rows, tokens, WIDTH)``."""
+    """Apply dropout to ones several times; return the last result, ``(rows, tokens, WIDTH)``."""
     with forward_of(rows):
         for _ in range(calls):
             kept = F.dropout(torch.ones(len(rows), tokens, WIDTH), p)

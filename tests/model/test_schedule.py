@@ -17,24 +17,24 @@ def rates(steps: int, **schedule: object) -> list[float]:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = scheduler_for(RunConfig(schedule=schedule), optimizer, steps)
     assert scheduler is not None
-    found = []
+    values = []
     for _ in range(steps):
-        found.append(round(optimizer.param_groups[0]["lr"], 4))
+        values.append(round(optimizer.param_groups[0]["lr"], 4))
         optimizer.step()
         scheduler.step()
-    return [*found, round(optimizer.param_groups[0]["lr"], 4)]
+    return [*values, round(optimizer.param_groups[0]["lr"], 4)]
 
 
 def test_warmup_stable_decay_rises_holds_and_falls_in_the_last_part() -> None:
-    found = rates(12, name="warmup_stable_decay", warmup_steps=2, decay_ratio=1 / 3)
-    assert found[:3] == [0.0, 0.5, 1.0]
-    assert found[2:9] == [1.0] * 7
-    assert 1 > found[9] > found[10] > found[11] > found[12] == 0
+    by_step = rates(12, name="warmup_stable_decay", warmup_steps=2, decay_ratio=1 / 3)
+    assert by_step[:3] == [0.0, 0.5, 1.0]
+    assert by_step[2:9] == [1.0] * 7
+    assert 1 > by_step[9] > by_step[10] > by_step[11] > by_step[12] == 0
 
 
 def test_warmup_and_decay_that_exceed_the_run_leave_no_stable_part() -> None:
-    found = rates(10, name="warmup_stable_decay", warmup_steps=4, decay_ratio=1.0)
-    assert found[4] == 1 > found[5] > found[9] > found[10] == 0
+    by_step = rates(10, name="warmup_stable_decay", warmup_steps=4, decay_ratio=1.0)
+    assert by_step[4] == 1 > by_step[5] > by_step[9] > by_step[10] == 0
 
 
 def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
@@ -48,10 +48,10 @@ def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
 def test_each_rises_to_its_peak_and_resumes_at_any_step(name: str) -> None:
     config = RunConfig(schedule={"name": name, "warmup_steps": 3}, lr=1.0)
     check_schedule(config)
-    found = rates(12, name=name, warmup_steps=3)
-    assert found[:4] == [0.0, 0.3333, 0.6667, 1.0]
-    assert max(found) == 1
-    for step, rate in enumerate(found):
+    by_step = rates(12, name=name, warmup_steps=3)
+    assert by_step[:4] == [0.0, 0.3333, 0.6667, 1.0]
+    assert max(by_step) == 1
+    for step, rate in enumerate(by_step):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         scheduler = scheduler_for(config, optimizer, 12)
         assert isinstance(scheduler, LambdaLR)  # what a resume sets to its step

@@ -76,15 +76,15 @@ OF_TORCH: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_an_optimizer_of_torch_is_torchs_own(name: str) -> None:
-    found, expected = Classifier(), Classifier()
-    expected.load_state_dict(found.state_dict())
-    gradients = [[torch.randn_like(p) for p in found.parameters()] for _ in range(3)]
-    own = optimizer_of(name, found)
+    trained, expected = Classifier(), Classifier()
+    expected.load_state_dict(trained.state_dict())
+    gradients = [[torch.randn_like(p) for p in trained.parameters()] for _ in range(3)]
+    own = optimizer_of(name, trained)
     theirs = OF_TORCH[name]([{"params": list(expected.parameters()), "lr": 0.1, "weight_decay": 0.1}])
     assert type(own) is type(theirs)
-    for module, optimizer in ((found, own), (expected, theirs)):
+    for module, optimizer in ((trained, own), (expected, theirs)):
         stepped(optimizer, list(module.parameters()), gradients)
-    for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+    for a, b in zip(trained.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -1,4 +1,4 @@
-"""What ``make dist`` builds, once for all tests of this folder."""
+"""Archives of ``make dist``, built once for all tests of this folder."""
 
 from __future__ import annotations
 

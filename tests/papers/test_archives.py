@@ -1,4 +1,4 @@
-"""What stands in the sdists and wheels of all distributions."""
+"""The contents of the sdists and wheels of all distributions."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ pytestmark = [pytest.mark.programs, pytest.mark.timeout(1800)]
 
 def lines() -> dict[str, Path]:
     """The lines, each with the first page that has it."""
-    found: dict[str, Path] = {}
+    pages: dict[str, Path] = {}
     for page in PAGES:
         joined = re.sub(r"\\\n\s*", "", page.read_text())
         for line in re.findall(r"^pip install .*$", joined, re.M):
             if not any(f"/{name}" in line for name in LARGE):
-                found.setdefault(" ".join(line.partition("  #")[0].split()), page)
-    return found
+                pages.setdefault(" ".join(line.partition("  #")[0].split()), page)
+    return pages
 
 
 def newest() -> str | None:

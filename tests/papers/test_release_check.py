@@ -88,9 +88,9 @@ def test_another_license_is_refused(copied: Path) -> None:
 def test_versions_that_differ_are_refused(copied: Path) -> None:
     stated = f"\nVersion: {distcore.__version__}\n".encode()
     rewrite(copied, lambda _, content: content.replace(stated, b"\nVersion: 9.9\n"))
-    found = check(copied).stdout.splitlines()
+    problems = check(copied).stdout.splitlines()
     now, file = distcore.__version__, f"{TOP}-py3-none-any.whl"
-    assert found == [
+    assert problems == [
         f"distcore: expected one sdist and one wheel of one version, found sdist {now}, wheel 9.9",
         f"{file}: the metadata says version 9.9, the file name {now}",
     ]

@@ -52,12 +52,12 @@ def test_a_hook_without_the_mark_is_refused() -> None:
 
 
 def test_a_mark_on_what_is_no_hook_is_refused_with_the_nearest() -> None:
-    class Misspelt(Minimal):
+    class Misspelled(Minimal):
         @hookimpl
         def backwards(self, run: object, loss: object) -> None: ...
 
     with pytest.raises(StrategyError, match=r"backwards\(\) is marked @hookimpl but is no hook.*'backward'"):
-        Hooks("mine", Misspelt())
+        Hooks("mine", Misspelled())
 
 
 def test_an_unknown_argument_of_a_hook_is_refused() -> None:

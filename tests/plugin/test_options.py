@@ -1,4 +1,4 @@
-"""What a user reads about the options of a plugin."""
+"""Messages to a user about the options of a plugin."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def test_rows_are_spread_evenly_and_neighbors_have_nothing_in_common(rows: int) 
     order = Feistel(rows, 0, 0).rows_at(0, 2**18) / rows
     counts = np.histogram(order, 256, (0, 1))[0]
     pairs = np.histogram2d(order[::2], order[1::2], 16, ((0, 1), (0, 1)))[0]
-    for found in (counts, pairs):  # chi-square of 255 degrees of freedom: mean 255, standard deviation 23
-        assert 160 < ((found - found.mean()) ** 2 / found.mean()).sum() < 350
+    for occurrences in (counts, pairs):  # chi-square of 255 degrees of freedom: mean 255, standard deviation 23
+        assert 160 < ((occurrences - occurrences.mean()) ** 2 / occurrences.mean()).sum() < 350
     for lag in (1, 2, 64, 1024, 2049):
         assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 5 / 2**9
 

@@ -29,7 +29,7 @@ def padded(lengths: np.ndarray, dealt: np.ndarray) -> np.ndarray:
 
 
 def time_of(lengths: np.ndarray, dealt: np.ndarray, forward: int) -> int:
-    """What the shard that is done last takes."""
+    """Time of the shard that is done last."""
     return int((padded(lengths, dealt) + forward).sum(0).max())
 
 
@@ -83,9 +83,9 @@ def test_for_one_shard_no_cut_costs_less(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_costliest_of_a_given_number_of_micro_batches_costs_as_little_as_in_any_cut(seed: int) -> None:
     lengths, shards = ascending(6 + seed % 5, seed), 2 + seed % 2
-    found = padded(lengths, CUT.assign(lengths, shards, rounds=1)).max()
+    largest = padded(lengths, CUT.assign(lengths, shards, rounds=1)).max()
     every = [max((b - a) * lengths[b - 1] for a, b in pairwise(bounds)) for bounds in cuts(len(lengths), shards)]
-    assert found <= min(every) * 129 / 128
+    assert largest <= min(every) * 129 / 128
 
 
 @pytest.mark.parametrize(("shards", "rows"), [(1, 32), (2, 32), (2, 64), (4, 32), (4, 128), (8, 256)])

@@ -1,4 +1,4 @@
-"""What a rank knows of the machines: names that do not resolve, its address, the interface, and what it then says."""
+"""A rank and its machines: names that do not resolve, its address, the interface, and the error of each."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_it_tells_others_an_address_that_they_can_reach(monkeypatch: pytest.Monk
     kinds = {name: [SimpleNamespace(family=socket.AF_INET, address=address)] for name, address in interfaces}
     monkeypatch.setattr(network, "_interfaces", lambda: kinds)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert network.address_towards("host0") == "10.0.0.7"
-    assert network.address_towards("localhost") == "::1"
+    assert network.address_toward("host0") == "10.0.0.7"
+    assert network.address_toward("localhost") == "::1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
-    assert network.address_towards("host0") == "10.1.0.7"
+    assert network.address_toward("host0") == "10.1.0.7"
 
 
 def test_a_lost_peer_is_told_with_machine_address_and_likely_cause(tmp_path: Path) -> None:

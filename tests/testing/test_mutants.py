@@ -50,7 +50,7 @@ class Mutant:
     """The law that must be named."""
     case: str
     says: str = ""
-    """What the finding says."""
+    """A pattern of the finding's text."""
 
 
 MUTANTS: dict[str, Mutant] = {}
@@ -109,7 +109,7 @@ class Plain(DDPStrategy):
 
 
 @mutant("gradient", "partitions")
-class NeverSynchronises(Plain):
+class NeverSynchronizes(Plain):
     pass
 
 
@@ -122,7 +122,7 @@ class AveragesOnMainRankOnly(Plain):
 
 
 @mutant("surprise", "collectives-per-step", "2 allreduce")
-class SynchronisesEveryMicroBatch(DDPStrategy):
+class SynchronizesEveryMicroBatch(DDPStrategy):
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
@@ -146,7 +146,7 @@ class KeepsGradients(DDPStrategy):
 
 
 @mutant("clipping", "clip-by-norm")
-class ClipsBeforeSynchronising(Plain):
+class ClipsBeforeSynchronizing(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         norm = defaults.clip_gradients(optimizer_of(run), clip)
@@ -472,7 +472,7 @@ def steps_of(run: Run) -> int:
 
 
 @mutant("gradient", "ragged-tail")
-class StopsSynchronisingLater(Plain):
+class StopsSynchronizingLater(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         if steps_of(run) < 10:
@@ -601,8 +601,8 @@ def subject(make: Callable[[], object], *cases: str) -> Subject:
 @pytest.fixture(scope="module")
 def findings() -> dict[str, Finding]:
     """All mutants in one launch of two ranks, and one more for the mutant that takes its ranks down."""
-    found = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()])
-    return {name: finding for name, (finding,) in zip(MUTANTS, found, strict=True)}
+    measured = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()])
+    return {name: finding for name, (finding,) in zip(MUTANTS, measured, strict=True)}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -615,8 +615,8 @@ def test_mutant_is_caught_by_the_law_it_breaks(name: str, findings: dict[str, Fi
 
 def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     cases = dict.fromkeys(mutant.case for mutant in MUTANTS.values())
-    (found,) = measure([subject(FindsUnused, *cases)])
-    assert [str(finding) for finding in found if not finding.held] == []
+    (of_subject,) = measure([subject(FindsUnused, *cases)])
+    assert [str(finding) for finding in of_subject if not finding.held] == []
 
 
 class Sleeps(DDPStrategy):

@@ -53,8 +53,8 @@ def subject(strategy: Any, *cases: str, nproc: int = 2) -> Subject:
 
 def test_they_follow_each_other_in_the_same_processes(tmp_path: Path) -> None:
     TellsItsProcess.processes = tmp_path
-    found = measure([subject(TellsItsProcess, "true-world", "gather-unequal") for _ in range(3)])
-    assert [[finding.held for finding in findings] for findings in found] == [[True, True]] * 3
+    measured = measure([subject(TellsItsProcess, "true-world", "gather-unequal") for _ in range(3)])
+    assert [[finding.held for finding in findings] for findings in measured] == [[True, True]] * 3
     for rank in range(2):
         processes = (tmp_path / f"rank-{rank}").read_text().split()
         assert (len(processes), len(set(processes))) == (3, 1)
@@ -77,8 +77,8 @@ def test_a_case_that_takes_the_ranks_down_is_broken_and_the_rest_is_measured_in_
 
 
 def test_each_is_measured_with_its_own_number_of_ranks() -> None:
-    found = measure([subject(DDPStrategy, "true-world", nproc=nproc) for nproc in (2, 1, 2)])
-    assert [findings[0].note for findings in found] == ["2 ranks answer", "1 ranks answer", "2 ranks answer"]
+    measured = measure([subject(DDPStrategy, "true-world", nproc=nproc) for nproc in (2, 1, 2)])
+    assert [findings[0].note for findings in measured] == ["2 ranks answer", "1 ranks answer", "2 ranks answer"]
 
 
 CONTRACTS = """

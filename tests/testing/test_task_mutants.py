@@ -173,7 +173,7 @@ class CountsATermThatIsNotThere(TwoTerms):
 
 @dataclass(frozen=True, kw_only=True)
 class AsksForABatch(Referenced):
-    """What its frozen model says of a row depends on the rows beside it."""
+    """The answer of its frozen model for a row depends on the rows beside it."""
 
     def consult(self, frozen: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         began = super().consult(frozen, batch)["began"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distcore.checkpoint.job_state import saved_judgement
+from distcore.checkpoint.job_state import saved_judgment
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of
 from distcore.checkpoint.weights import weights_of
 from distcore.errors import CheckpointError
 
-Judgement = tuple[int, str, float]
+Judgment = tuple[int, str, float]
 """Step, metric and value of the best evaluation."""
 
 
@@ -37,7 +37,7 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
     newest = next(complete_checkpoints(target / "checkpoints"), None)
     if newest is None:
         raise CheckpointError(f"{target}: none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
-    judged = saved_judgement(Checkpoint(newest).job_state(), newest)
+    judged = saved_judgment(Checkpoint(newest).job_state(), newest)
     if best:
         return _best(target, every, judged)
     path = newest if step is None else _of_step(target, every, step)
@@ -53,7 +53,7 @@ def _of_step(target: Path, every: list[Path], step: int) -> Path:
     return chosen
 
 
-def _best(target: Path, every: list[Path], judged: Judgement | None) -> tuple[Path, str]:
+def _best(target: Path, every: list[Path], judged: Judgment | None) -> tuple[Path, str]:
     if judged is None:
         raise CheckpointError(f"{target}: no best checkpoint: no evaluation was compared (checkpoints.best)")
     step, metric, value = judged
@@ -61,7 +61,7 @@ def _best(target: Path, every: list[Path], judged: Judgement | None) -> tuple[Pa
     return path, f"{path.name}, the best by {metric}: {value:.4f}"
 
 
-def _beside_the_best(path: Path, every: list[Path], judged: Judgement | None) -> str:
+def _beside_the_best(path: Path, every: list[Path], judged: Judgment | None) -> str:
     """Return words for whether ``path`` is the best checkpoint, and which one is; empty without a best one."""
     if judged is None or _name(judged[0]) not in {other.name for other in every}:
         return ""

@@ -229,7 +229,7 @@ def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
         return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
 
 
-def saved_judgement(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
+def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
     """Return step, metric and value of the best evaluation, as the checkpoint at ``path`` names it; ``None``: none.
 
     Raises CheckpointError if it is damaged.
@@ -246,7 +246,7 @@ def saved_judgement(job_state: dict[str, Any], path: Path) -> tuple[int, str, fl
 
 def check_progress(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
     """Raise CheckpointError for a position that training cannot have: beyond its epoch, before its step or its best."""
-    if (best := saved_judgement(job_state, path)) and best[0] > progress.step:
+    if (best := saved_judgment(job_state, path)) and best[0] > progress.step:
         raise CheckpointError(f"{path / 'state.json'}: damaged: its best step is {best[0]}, after step {progress.step}")
     done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
     if progress.step_in_epoch >= run.steps_per_epoch or progress.step < done:

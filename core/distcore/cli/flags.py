@@ -21,11 +21,11 @@ class Flag(NamedTuple):
     name: str
     """With its two hyphens."""
     takes: str
-    """What stands for the value in ``--help``: a word in capitals, or the choices; empty: the flag takes none."""
+    """Placeholder of the value in ``--help``: a word in capitals, or the choices; empty: the flag takes none."""
     default: str
     """The default in words."""
     help: str
-    """What the flag sets, in one line of ``--help``."""
+    """The line about the flag in ``--help``."""
     path: str = ""
     """Dotted config key; with a dot at its end: the name, with underscores, follows; empty: the name alone."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.distance import differing
-from distcore.checkpoint.job_state import saved_judgement, saved_progress
+from distcore.checkpoint.job_state import saved_judgment, saved_progress
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in
@@ -90,7 +90,7 @@ def _line(path: Path) -> str:
     try:
         checkpoint = Checkpoint(path)
         job_state = checkpoint.job_state()
-        progress, best = saved_progress(job_state, path), saved_judgement(job_state, path)
+        progress, best = saved_progress(job_state, path), saved_judgment(job_state, path)
     except CheckpointError as error:
         return f"{path.name}  damaged: {error}"
     mark = f"  best {best[1]} {best[2]:.4f}" if best and best[0] == progress.step else ""

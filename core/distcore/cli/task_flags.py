@@ -20,12 +20,12 @@ ARROWS = {"min": "↓", "max": "↑"}
 
 
 class TaskFlags(NamedTuple):
-    """What a task adds to the flags of a command."""
+    """Flags that a task adds to a command."""
 
     title: str
     """Title of their group in ``--help``."""
     about: str
-    """What the help says of the task, below the title."""
+    """Description of the task, below the title of the help."""
     flags: list[Flag]
     """The flags, in the order of the options."""
     readers: list[Callable[[str], Any]]

@@ -11,7 +11,7 @@ from distcore.errors import StrategyError
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
-    """Return True if ``model`` has persistent buffers, such as running statistics, which ranks must synchronise.
+    """Return True if ``model`` has persistent buffers, such as running statistics, which ranks must synchronize.
 
     Other buffers, such as position numbers, are always the same on every rank: to send them in every step would waste
     a collective.

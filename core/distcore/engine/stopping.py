@@ -14,7 +14,7 @@ from distcore.rank_environment import join
 
 @contextmanager
 def catch_stop_signals() -> Iterator[Event]:
-    """Yield an event that SIGTERM sets, instead of ending the process; restore the handler afterwards.
+    """Yield an event that SIGTERM sets, instead of ending the process; restore the handler afterward.
 
     The first Ctrl-C sets it, too, but not in ranks: their launcher gets Ctrl-C as well, and distcore's then
     sends SIGTERM. Outside the main thread no handler can be set, and the event stays unset.

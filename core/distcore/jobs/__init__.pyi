@@ -41,7 +41,7 @@ from distcore.plugin.strategy.tally import Tally as Tally
 from distcore.plugin.task.bound import BoundTask as BoundTask
 from distcore.plugin.task.per_epoch import in_epoch as in_epoch
 from distcore.rank_environment import join as join
-from distcore.rank_environment.network import address_towards as address_towards
+from distcore.rank_environment.network import address_toward as address_toward
 from distcore.rank_environment.network import is_here as is_here
 from distcore.rank_environment.network import port_for_ranks as port_for_ranks
 from distcore.registry import offers as offers

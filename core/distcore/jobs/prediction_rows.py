@@ -19,7 +19,7 @@ READER = "files"
 
 
 class Reader(Protocol):
-    """What that entry point is, a module or another object."""
+    """The object of that entry point, a module or another one."""
 
     def read(self, source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         """Yield the values of ``columns``, config keys to names, in each row; raises DataError."""

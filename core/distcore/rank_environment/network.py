@@ -20,10 +20,10 @@ ELSEWHERE = "192.0.2.1"
 """An address that no machine has, as it is kept for documents."""
 
 
-def address_towards(host: str) -> str | None:
-    """Return this machine's address towards ``host``; ``None`` without a route. Sends nothing.
+def address_toward(host: str) -> str | None:
+    """Return this machine's address toward ``host``; ``None`` without a route. Sends nothing.
 
-    If ``host`` is a name of this machine with a loopback address, as on a fresh Debian, return the address towards
+    If ``host`` is a name of this machine with a loopback address, as on a fresh Debian, return the address toward
     other machines.
     """
     address = _route_to(host)
@@ -60,7 +60,7 @@ def where(rank_info: RankInfo) -> str:
     if not spans_machines(rank_info):
         return ""
     master = rank_info.master_addr or "its address"
-    mine = address_towards(master) or "no address towards rank 0"
+    mine = address_toward(master) or "no address toward rank 0"
     return f"{socket.gethostname()} ({mine}; rank 0 at {master}:{rank_info.master_port})"
 
 
@@ -86,7 +86,7 @@ def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
     own = _addresses_of(socket.gethostname())
     if "GLOO_SOCKET_IFNAME" in os.environ or (own and not all(map(is_loopback, own))):
         return
-    address = address_towards(rank_info.master_addr)
+    address = address_toward(rank_info.master_addr)
     if interface := interface_of(address) if address else None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
 

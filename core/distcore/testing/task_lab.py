@@ -154,7 +154,7 @@ def disable_dropout(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def on_another_rank() -> Iterator[None]:
-    """Inside, the environment is that of rank 1 of 2; afterwards it is as before."""
+    """Inside, the environment is that of rank 1 of 2; afterward it is as before."""
     before = dict(os.environ)
     os.environ |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
     try:
@@ -166,7 +166,7 @@ def on_another_rank() -> Iterator[None]:
 
 @contextmanager
 def change_random_state(seed: int) -> Iterator[None]:
-    """Inside, the generators of Python, numpy and torch start from ``seed``; afterwards they are as before."""
+    """Inside, the generators of Python, numpy and torch start from ``seed``; afterward they are as before."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed)

@@ -85,7 +85,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
 
 @task_law("gradient")
 def embeds_rows_alone(lab: TaskLab) -> Measured:
-    """What a loss over the global batch reads of a row does not depend on the rows beside it, with dropout off."""
+    """An embedding that a loss over the global batch reads depends on its row alone, with dropout off."""
     if not lab.task.whole_batch:
         raise Skip("the loss is a sum over rows")
     rows, model = lab.rows(lab.data.train), lab.build()
@@ -241,7 +241,7 @@ def same_weights_again(lab: TaskLab) -> Measured:
 
 @task_law("checkpoint")
 def reopens_without_data(lab: TaskLab) -> Measured:
-    """What ``save`` wrote is enough to build the same model again."""
+    """The files of ``save`` are enough to build the same model again."""
     if not lab.task.has("reopen"):
         raise Skip("the task has no reopen(): an export prepares its data again")
     folder = lab.folder / "saved"

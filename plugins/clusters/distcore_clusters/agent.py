@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from distcore import ConfigError, RankError
-from distcore.jobs import address_towards, is_here, port_for_ranks, silence_torchelastic
+from distcore.jobs import address_toward, is_here, port_for_ranks, silence_torchelastic
 from distcore.launchers import AGENT_VARIABLE
 from distcore_clusters.planning import LIFELINE
 
@@ -87,7 +87,7 @@ def _parse(words: list[str]) -> Namespace:
         hosts_it = is_here(host) and _is_free(int(port))
         if not (hosts_it and _matches_machine_hostname(host)):  # else torch joins another agent here that was faster
             arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
-        arguments.local_addr = arguments.local_addr or address_towards(host)
+        arguments.local_addr = arguments.local_addr or address_toward(host)
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""What each launcher would start, word for word, and what it refuses before anything starts."""
+"""The commands that each launcher would start, word for word, and its refusals before anything starts."""
 
 from __future__ import annotations
 

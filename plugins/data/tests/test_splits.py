@@ -30,9 +30,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def split(source: str) -> Split:
-    found = find_split(source)
-    assert found is not None
-    return found
+    part = find_split(source)
+    assert part is not None
+    return part
 
 
 def rows(source: str, **columns: str) -> list[tuple[object, ...]]:
@@ -88,10 +88,10 @@ def test_a_digest_is_of_the_content_wherever_it_is(here: Path) -> None:
 def test_of_a_large_dataset_some_rows_are_in_memory(here: Path) -> None:
     text, size = "word " * 50, 20_000 * 250
     save(here / "large", [{"text": f"{text}{number}"} for number in range(20_000)])
-    found, before, allocated, count = split("large"), pa.total_allocated_bytes(), 0, 0
+    large, before, allocated, count = split("large"), pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
     try:
-        for _ in read_records(found, COLUMNS):
+        for _ in read_records(large, COLUMNS):
             allocated, count = max(allocated, pa.total_allocated_bytes() - before), count + 1
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -38,8 +38,8 @@ def half(out: Path, strategy: str = "deepspeed", options: dict[str, Any] | None 
     nproc = 1 if strategy == "single" else 2
     settings = {"strategy": strategy, "strategy_options": options or {}, "nproc": nproc, "out": str(out)}
     launch(train, load_config(None, JOB | settings | changes), Problem(), nproc=nproc)
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in found if "train/loss" in line]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in lines if "train/loss" in line]
 
 
 def scaler_at(out: Path, step: int) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def resumed_at(out: Path, step: int) -> str:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_trains_as_one_process_does_in_fp16(tmp_path: Path, stage: int) -> None:
     alone = half(tmp_path / "alone", "single")
-    found = half(tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10})  # no step overflows
-    assert found == pytest.approx(alone, rel=2e-2)
+    on_two_ranks = half(tmp_path / "ranks", options={"stage": stage, "initial_scale_power": 10})  # no step overflows
+    assert on_two_ranks == pytest.approx(alone, rel=2e-2)
 
 
 @pytest.mark.ranks

@@ -168,7 +168,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
 
 
 def gathers(settings: RunConfig, evaluations: int) -> list[int]:
-    """What each rank does: evaluate a batch first, if asked; how often each step then gathers."""
+    """On each rank: evaluate a batch first, if asked; return how often each step then gathers."""
     task = Problem()
     hooks = Hooks(settings.strategy, strategies.of(settings).plugin)
     world, data = hooks.setup(settings, join() or RankInfo()), task.prepare(settings)

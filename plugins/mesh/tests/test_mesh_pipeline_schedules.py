@@ -80,7 +80,7 @@ class Pipeline:
         return 0 <= stage < self.ranks * self.chunks
 
     def link(self, kind, source, to):
-        """What connects the ranks of two stages: another one around the end."""
+        """The link between the ranks of two stages: another one around the end."""
         return kind, source % self.ranks, to % self.ranks, source // self.ranks == to // self.ranks
 
 

@@ -34,7 +34,7 @@ class Collectives(TorchDispatchMode):
 
 
 def in_a_rank(folder):
-    """What is looked at below, from one launch."""
+    """Measure, in one launch, all that the tests below look at."""
     subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"tp": 2}, nproc=2, device="cpu"), cases=())
     with lab_of(subject, folder) as lab:
         job = lab.job(Problem(dropout=0.3), ema={"decay": 0.5})

@@ -42,7 +42,7 @@ class Command:
     name: str
     """Name of the script, without folder and suffix; of a module its last part."""
     script: Script | None
-    """What is known of it; ``None``: nothing is."""
+    """Facts about the script; ``None``: it is unknown."""
     arguments: Tree = field(default_factory=dict)
     """Its arguments."""
 

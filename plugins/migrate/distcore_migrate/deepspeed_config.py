@@ -164,7 +164,7 @@ def _betas(draft: Draft, name: str, value: Any) -> None:
 
 
 DEFAULTS: Tree = {"lr": ("lr", 1e-3), "weight_decay": ("optimizer.weight_decay", 0.0)}
-"""What DeepSpeed's optimizers take where ``params`` leaves it out, with the key that it is here."""
+"""Defaults of DeepSpeed's optimizers where ``params`` has no value, by the key here."""
 
 
 def _left_out(draft: Draft, name: str, params: Tree) -> None:

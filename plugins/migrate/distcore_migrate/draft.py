@@ -18,10 +18,10 @@ OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is said about one key, or about the whole."""
+    """A remark about one key, or about the whole."""
 
     kind: Kind
-    """What is to be said."""
+    """Kind of remark."""
     about: str
     """The key with its value, or what else the note is about."""
     text: str = ""
@@ -33,7 +33,7 @@ class Fact:
     """A value that is no key of the config by itself, such as the rows of a device."""
 
     value: Any
-    """What was read."""
+    """The value that was read."""
     origin: str
     """The key that it was read from."""
 
@@ -47,9 +47,9 @@ class Draft:
     origins: dict[str, str] = field(default_factory=dict)
     """The same names, to the keys that the values were read from."""
     facts: dict[str, Fact] = field(default_factory=dict)
-    """What was read and is no key of the config by itself, by name."""
+    """Values, by name, that were read and are no keys of the config by themselves."""
     notes: list[Note] = field(default_factory=list)
-    """What is said, in the order in which it came up."""
+    """Remarks, in the order in which they came up."""
     translated: set[str] = field(default_factory=set)
     """Facts that a key or a note was made of."""
     start: list[str] = field(default_factory=list)

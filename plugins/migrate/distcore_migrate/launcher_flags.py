@@ -45,7 +45,7 @@ class Program:
     flags: Flags
     """How its command line is cut."""
     rows: dict[str, Rule] = field(default_factory=dict)
-    """What its flags mean."""
+    """Rules for its flags."""
     kind: str | None = None
     """The strategy of what it starts, where nothing else says one."""
     alone: int | None = None

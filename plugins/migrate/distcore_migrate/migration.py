@@ -32,7 +32,7 @@ class Migration:
     text: str
     """The config file: YAML, with comments."""
     config: RunConfig
-    """What it loads as."""
+    """The config that the file loads as."""
     no_equal: tuple[str, ...]
     """The keys that have no equal, with their values."""
     differs: tuple[str, ...]

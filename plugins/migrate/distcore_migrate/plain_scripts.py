@@ -20,7 +20,7 @@ JOB: Tree = {
     "seed": 123,
     "output_dir": "output",
 }
-"""What is written in the source of each."""
+"""Values in the source of each script."""
 ZERO: Tree = {
     "train_micro_batch_size_per_gpu": 32,
     "gradient_accumulation_steps": 1,

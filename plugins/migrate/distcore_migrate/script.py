@@ -12,15 +12,15 @@ class Script:
     """One published script."""
 
     task: str
-    """What it trains, as a task."""
+    """Task that the script trains."""
     rows: dict[str, Rule] = field(default_factory=dict)
     """Arguments of its own."""
     trainer: bool = True
     """Whether it trains with the Trainer; the others have a loop of their own with Accelerate, without clipping."""
     defaults: Tree = field(default_factory=dict)
-    """What it takes where an argument is not given, or what is written in its source."""
+    """Defaults of its arguments, and values in its source."""
     differs: tuple[str, ...] = ()
-    """What its source does, and the config cannot say."""
+    """Acts of its source that no config can express."""
     sets: Tree = field(default_factory=dict)
     """Keys of the config that its source says."""
     own_loop: bool = False

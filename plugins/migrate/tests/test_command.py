@@ -123,7 +123,7 @@ def test_wrong_input_is_one_line(
 
 
 def test_every_row_says_something_about_its_key() -> None:
-    """Whatever value an argument has, its name stands in the file: as the origin of a key or in a comment."""
+    """The name of an argument stands in the file for every value: as the origin of a key or in a comment."""
     values: dict[str, Any] = {"report_to": "tensorboard", "optim": "adafactor", "log_level": "info"}
     for name, row in training_arguments.ROWS.items():
         for value in (values.get(name, True if "do_" in name else 1), None):

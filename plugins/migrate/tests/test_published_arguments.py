@@ -23,7 +23,7 @@ NLP = {
     "optimizer.weight_decay": 0.01,
     "clip.norm": None,
 }
-"""What Accelerate's first example does, by its source."""
+"""The settings of Accelerate's first example, by its source."""
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "glue on one GPU": (
         f"python {GLUE_MRPC}",

@@ -176,7 +176,7 @@ def test_a_checkpoint_has_adamws_moments_one_at_a_time_and_a_resume_repeats_each
 
 
 class Saved:
-    """What saving and loading ask of a run."""
+    """The part of a run that saving and loading read."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.module, self.optimizer = module, optimizer

@@ -32,14 +32,14 @@ def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gr
 
 
 def test_adafactor_is_torchs_own() -> None:
-    found, expected = Classifier(), Classifier()
-    expected.load_state_dict(found.state_dict())
-    gradients = [[torch.randn_like(p) for p in found.parameters()] for _ in range(3)]
-    own, theirs = Adafactor().build(found, groups_of(found)), torch.optim.Adafactor(groups_of(expected))
+    trained, expected = Classifier(), Classifier()
+    expected.load_state_dict(trained.state_dict())
+    gradients = [[torch.randn_like(p) for p in trained.parameters()] for _ in range(3)]
+    own, theirs = Adafactor().build(trained, groups_of(trained)), torch.optim.Adafactor(groups_of(expected))
     assert type(own) is type(theirs)
-    for module, optimizer in ((found, own), (expected, theirs)):
+    for module, optimizer in ((trained, own), (expected, theirs)):
         stepped(optimizer, list(module.parameters()), gradients)
-    for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+    for a, b in zip(trained.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -57,8 +57,8 @@ def test_lion_is_the_algorithm_of_the_paper() -> None:
 
 
 def test_muon_is_torchs_for_matrices_of_blocks_and_adamw_for_the_rest() -> None:
-    found, expected = Classifier(), Classifier()
-    expected.load_state_dict(found.state_dict())
+    trained, expected = Classifier(), Classifier()
+    expected.load_state_dict(trained.state_dict())
     matrices = [p for name, p in expected.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
     rest = [p for p in expected.parameters() if all(p is not matrix for matrix in matrices)]
     assert len(matrices) == 4
@@ -66,14 +66,14 @@ def test_muon_is_torchs_for_matrices_of_blocks_and_adamw_for_the_rest() -> None:
         torch.optim.Muon(matrices, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=0.1, weight_decay=0.1, fused=True),
     ]
-    gradients = [[torch.randn_like(p) for p in found.parameters()] for _ in range(3)]
-    stepped(Muon().build(found, groups_of(found)), list(found.parameters()), gradients)
+    gradients = [[torch.randn_like(p) for p in trained.parameters()] for _ in range(3)]
+    stepped(Muon().build(trained, groups_of(trained)), list(trained.parameters()), gradients)
     for step in gradients:
         for parameter, gradient in zip(expected.parameters(), step, strict=True):
             parameter.grad = gradient.clone()
         for optimizer in theirs:
             optimizer.step()
-    for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+    for a, b in zip(trained.parameters(), expected.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -118,9 +118,9 @@ def sharded_and_whole() -> tuple[float, float]:
         [optimizer.state[p]["momentum_buffer"] for p in ps]
         for optimizer, ps in zip(optimizers, (whole, shards), strict=True)
     ]
-    found = largest(whole, shards), largest(*moments)
+    distances = largest(whole, shards), largest(*moments)
     leave_process_group(world)
-    return found
+    return distances
 
 
 def largest(whole: list[Any], shards: list[Any]) -> float:

@@ -53,7 +53,7 @@ class Attempt:
         self._is_ending = self._node_joined = False
 
     def run(self) -> Outcome:
-        """Start the ranks, pass on their output, and return the outcome. No rank is left afterwards."""
+        """Start the ranks, pass on their output, and return the outcome. No rank is left afterward."""
         with self._actors() as ranks:
             try:
                 addresses: list[RankAddress] = ray.get([rank.find_address.remote() for rank in ranks], timeout=START)

@@ -60,20 +60,20 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 def wandb_found(out: Path) -> dict[str, Any]:
     """Ids of the runs, their config, history and summary as the uploaded files have them, older runs first."""
-    found: dict[str, Any] = {"ids": [], "config": {}, "history": [], "summary": {}}
+    uploaded: dict[str, Any] = {"ids": [], "config": {}, "history": [], "summary": {}}
     for file in sorted(out.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
         for record in wandb_records(file):
             kind = record.WhichOneof("record_type")
             if kind == "run":
-                found["ids"].append(record.run.run_id)
-                found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                uploaded["ids"].append(record.run.run_id)
+                uploaded["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             elif kind == "history":
                 items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-                found["history"].append({key: json.loads(value) for key, value in items.items()})
+                uploaded["history"].append({key: json.loads(value) for key, value in items.items()})
             elif kind == "summary":
                 items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.summary.update}
-                found["summary"] |= {key: json.loads(value) for key, value in items.items()}
-    return found
+                uploaded["summary"] |= {key: json.loads(value) for key, value in items.items()}
+    return uploaded
 
 
 def mlflow_client(out: Path) -> Any:
@@ -118,31 +118,31 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.programs
 def test_tensorboard_holds_each_step_once_the_config_the_card_and_the_checkpoints(resumed: Path) -> None:
-    found = events.EventAccumulator(str(resumed / "tensorboard")).Reload()
+    accumulator = events.EventAccumulator(str(resumed / "tensorboard")).Reload()
     assert {"train/loss", "train/lr", "train/peak_memory_bytes", "eval/accuracy", "test/accuracy"} <= set(
-        found.Tags()["scalars"]
+        accumulator.Tags()["scalars"]
     )
-    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5]
-    texts = {tag.removesuffix("/text_summary") for tag in found.Tags()["tensors"]}
+    assert [event.step for event in accumulator.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+    texts = {tag.removesuffix("/text_summary") for tag in accumulator.Tags()["tensors"]}
     assert {"config", "card/data_sha256", "checkpoints/step-00000005"} <= texts
-    (written,) = found.Tensors("card/model/text_summary")
+    (written,) = accumulator.Tensors("card/model/text_summary")
     assert written.tensor_proto.string_val == [b"BertForSequenceClassification"]
 
 
 @pytest.mark.programs
 def test_weights_and_biases_goes_on_under_the_same_id(resumed: Path) -> None:
-    found = wandb_found(resumed)
-    assert len(found["ids"]) == 2
-    assert len(set(found["ids"])) == 1
-    steps = [line["_step"] for line in found["history"] if "train/loss" in line]
+    uploaded = wandb_found(resumed)
+    assert len(uploaded["ids"]) == 2
+    assert len(set(uploaded["ids"])) == 1
+    steps = [line["_step"] for line in uploaded["history"] if "train/loss" in line]
     assert steps[:2] == [1, 2]
     assert steps[-3:] == [3, 4, 5]
-    last = found["history"][-1]
+    last = uploaded["history"][-1]
     assert {"train/loss", "train/grad_norm", "eval/accuracy", "test/accuracy"} <= last.keys()
-    assert found["config"]["task_options"]["model"] == "bert-tiny"
+    assert uploaded["config"]["task_options"]["model"] == "bert-tiny"
     newest = resumed / "checkpoints/step-00000005"
-    assert Path(found["summary"]["checkpoints/step-00000005"]).resolve() == newest.resolve()
-    assert found["summary"]["card/data_sha256"] == Checkpoint(newest).job_state()["data"]
+    assert Path(uploaded["summary"]["checkpoints/step-00000005"]).resolve() == newest.resolve()
+    assert uploaded["summary"]["card/data_sha256"] == Checkpoint(newest).job_state()["data"]
 
 
 @pytest.mark.programs
@@ -159,27 +159,27 @@ def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(resumed: Path) 
 
 
 def made_up_run(out: Path) -> Any:
-    """What a tracker reads of a run."""
+    """The part of a run that a tracker reads."""
     out.mkdir(parents=True, exist_ok=True)
     world = SimpleNamespace(is_main=True)
     return SimpleNamespace(config=RunConfig(out=str(out), nproc=1), world=world, module=SimpleNamespace())
 
 
 def tracker(name: str, **options: Any) -> Tracker:
-    found = load_extensions(RunConfig.model_validate({"extensions": {name: options or True}}))[name]
-    assert isinstance(found, Tracker)
-    return found
+    loaded = load_extensions(RunConfig.model_validate({"extensions": {name: options or True}}))[name]
+    assert isinstance(loaded, Tracker)
+    return loaded
 
 
-def tell(found: Tracker, run: Any) -> None:
+def tell(listener: Tracker, run: Any) -> None:
     """Have it hear a short run."""
-    found.on_run_start(run, Progress())
+    listener.on_run_start(run, Progress())
     for step, loss in LOSSES.items():
-        found.on_log(run, {"step": step, "loss": loss})
+        listener.on_log(run, {"step": step, "loss": loss})
     evaluation = Evaluation(outputs={}, metrics={"loss": 0.1}, evaluated=1, unique=1, dataset_size=1)
-    found.on_evaluation_end(run, Progress(step=2), evaluation)
-    found.on_checkpoint(run, Progress(step=2), Path(run.config.out, "checkpoints/step-00000002"))
-    found._end(finished=False)
+    listener.on_evaluation_end(run, Progress(step=2), evaluation)
+    listener.on_checkpoint(run, Progress(step=2), Path(run.config.out, "checkpoints/step-00000002"))
+    listener._end(finished=False)
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -200,7 +200,7 @@ def heard_by_pytest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What distcore logged."""
+    """Messages that distcore logged."""
     return [record.getMessage() for record in caplog.records if record.name == "distcore"]
 
 
@@ -243,11 +243,11 @@ def test_a_full_disk_is_one_line(
     heard_by_pytest_alone(monkeypatch)
     (small_disk / "ballast").write_bytes(bytes(2**21 - 2**14))
     run = made_up_run(tmp_path)
-    found = tracker(name, **options)
-    found.on_run_start(run, Progress())
+    listener = tracker(name, **options)
+    listener.on_run_start(run, Progress())
     for step in range(500):
-        found.on_log(run, {"step": step} | {f"value {number}": 0.5 for number in range(10)})
-    found._end(finished=False)
+        listener.on_log(run, {"step": step} | {f"value {number}": 0.5 for number in range(10)})
+    listener._end(finished=False)
     (line,) = messages(caplog)
     assert "No space left on device" in line
     assert capfd.readouterr() == ("", "")

@@ -13,7 +13,7 @@ SUMMARY = "list the installed strategies, or the options of one"
 
 
 class StrategiesTable(PluginsTable):
-    """What each strategy declares."""
+    """The declarations of each strategy."""
 
     group = "strategies"
     by_name_alone = ("distribution", "gradients")

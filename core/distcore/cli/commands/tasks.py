@@ -15,7 +15,7 @@ SUMMARY = "list the installed tasks and their metrics, or the options of one"
 
 
 class TasksTable(PluginsTable):
-    """What each task is about, and its metrics. Imports no torch."""
+    """The subject of each task, and its metrics. Imports no torch."""
 
     group = "tasks"
     unusable: ClassVar[Description] = {"about": "", "metrics": {}}

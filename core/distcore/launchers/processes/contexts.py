@@ -67,7 +67,7 @@ def raise_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def handle_stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
-    """Call ``ask`` on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C, and do nothing else; restore both afterwards.
+    """Call ``ask`` on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C, and do nothing else; restore both afterward.
 
     A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user. A program that ignores Ctrl-C, or
     has its own handler, keeps that. Outside the main thread no handler can be set, and ``ask`` is never called.
@@ -113,7 +113,7 @@ def silence_torchelastic() -> Iterator[None]:
 
 @contextmanager
 def set_missing_variables(defaults: dict[str, str]) -> Iterator[None]:
-    """Set the ``defaults`` that are missing in the environment, and remove them afterwards.
+    """Set the ``defaults`` that are missing in the environment, and remove them afterward.
 
     Libraries read them on import, so they must be set before a rank starts.
     """

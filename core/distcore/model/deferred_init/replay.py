@@ -66,7 +66,7 @@ class Replay:
         self._ends: dict[int, list[int]] = defaultdict(list)
         """Storages whose last use is an operation, by the operation's number."""
         seen: set[int] = set()
-        # Backwards, as in dead-code elimination: a write is needed if a later needed operation reads its storage, and
+        # In reverse, as in dead-code elimination: a write is needed if a later needed operation reads its storage, and
         # the first use met on the way back is the last use of a storage, where ``values`` frees it.
         for number in reversed(range(len(self._operations))):
             operation = self._operations[number]

@@ -56,7 +56,7 @@ def build_sampler(run: Run, plan: BatchPlan) -> Sampler:
 
 @hookimpl
 def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
-    """Return a context that does nothing: in one process there is no synchronisation to put off."""
+    """Return a context that does nothing: in one process there is no synchronization to put off."""
     return _NOTHING
 
 

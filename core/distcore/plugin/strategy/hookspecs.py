@@ -183,7 +183,7 @@ class Operations:
         """Clip, step the optimizer and clear the gradients; once per step, after the last micro-batch.
 
         ``grad_norm`` is the norm of the whole gradient, over all shards, before clipping. No host
-        synchronisation that the backend does not need. Serves laws 3 and 9.
+        synchronization that the backend does not need. Serves laws 3 and 9.
 
         Example::
 

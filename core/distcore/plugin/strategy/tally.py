@@ -16,7 +16,7 @@ Wish = Literal["stop", "evaluate", "save"]
 ``stop``: evaluate, save and end the run as if it were done. ``evaluate``, ``save``: do so once.
 """
 Answer = Wish | Iterable[Wish] | None
-"""What an event returns: nothing, a request, or several."""
+"""Return value of an event: nothing, a request, or several."""
 WISHES: tuple[Wish, ...] = get_args(Wish)
 TAKEN = frozenset({
     "step", "epoch", "samples", "loss", "lr", "samples_per_second", "peak_memory_bytes", "grad_norm",

@@ -64,7 +64,7 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
 
 @law("agreement")
 def wishes_are_agreed(lab: Lab) -> Measured:
-    """What a listener wishes on the last rank alone every rank knows at the next log line."""
+    """Every rank knows at the next log line a wish that a listener has on the last rank alone."""
     run = lab.job(Problem()).run
     if lab.world.rank == lab.world.size - 1:
         run.tally.wish("on_step_end", ["stop", ["save"]])

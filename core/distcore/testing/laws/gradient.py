@@ -146,7 +146,7 @@ def own_steps(lab: Lab) -> Measured:
 
 @law("gradient")
 def logged_sums(lab: Lab) -> Measured:
-    """What the loss logs is its mean over the global batch, on every rank."""
+    """A number that the loss logs is its mean over the global batch, on every rank."""
     problem = TwoTerms(rows=4 * lab.global_batch + 2)
     job = lab.job(problem, micro_batch_size=1)
     module = build_untrained(job.task, job.run.config, job.data)

@@ -56,13 +56,13 @@ def check_resizing(name: str, store: Store, size: int) -> None:
 
 
 def digits() -> Images:
-    """Return the handwritten digits that come with scikit-learn: 1,797 grey images of 8 x 8 pixels, labels 0 to 9."""
+    """Return the handwritten digits that come with scikit-learn: 1,797 gray images of 8 x 8 pixels, labels 0 to 9."""
 
     def write(folder: Path) -> None:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # of 17 shades of grey
+        images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # of 17 shades of gray
         np.save(folder / "images.npy", images)
         _write_labels(folder, images, digits.target.tolist(), "dataset digits")
 

@@ -59,7 +59,7 @@ class Entity(NamedTuple):
     last: int
     """Index of its last word."""
     kind: str
-    """What it is, such as ``PER``."""
+    """Type of entity, such as ``PER``."""
 
 
 def entities(rows: Sentences) -> set[Entity]:

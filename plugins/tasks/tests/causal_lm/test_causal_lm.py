@@ -1,4 +1,4 @@
-"""Causal language modelling as a user runs it: what it learns, reports, generates, exports; under every strategy."""
+"""Causal language modeling as a user runs it: what it learns, reports, generates, exports; under every strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal language modelling keeps the laws from its side, on documents and on conversations."""
+"""Causal language modeling keeps the laws from its side, on documents and on conversations."""
 
 from pathlib import Path
 from typing import ClassVar

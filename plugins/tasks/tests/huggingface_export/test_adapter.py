@@ -73,6 +73,6 @@ def test_the_card_of_an_adapter_says_how_to_load_it(trained: Path, tmp_path: Pat
     assert "It is a LoRA adapter, of rank 2 and alpha 4; `base` is its base:" in card.text
     assert str(trained) not in str(card)
     code = card.text.split("```python\n")[1].split("```")[0].replace('"adapter"', repr(str(tmp_path / "adapter")))
-    found: dict[str, Any] = {}
-    exec(code, found)
-    assert found["model"].config.num_labels == 2
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    assert namespace["model"].config.num_labels == 2

@@ -111,8 +111,8 @@ def test_arrays_are_resized_too(tmp_path: Path) -> None:
 
 
 MODES = {
-    "grey": (Image.new("L", (2, 2), 7), (7, 7, 7)),
-    "grey with transparency": (Image.new("LA", (2, 2), (7, 99)), (7, 7, 7)),
+    "gray": (Image.new("L", (2, 2), 7), (7, 7, 7)),
+    "gray with transparency": (Image.new("LA", (2, 2), (7, 99)), (7, 7, 7)),
     "transparency": (Image.new("RGBA", (2, 2), (1, 2, 3, 0)), (1, 2, 3)),
     "palette": (Image.new("RGB", (2, 2), (250, 2, 3)).convert("P"), None),
     "black and white": (Image.new("1", (2, 2), 1), (255, 255, 255)),
@@ -181,7 +181,7 @@ def test_images_are_decoded_once_and_again_when_one_has_changed(photos: Path, mo
     assert calls == [12, 12]
 
 
-def test_an_image_that_vanishes_afterwards_is_named(photos: Path) -> None:
+def test_an_image_that_vanishes_afterward_is_named(photos: Path) -> None:
     data = prepared(photos)
     for file in photos.glob("*/*.png"):
         file.unlink()
@@ -270,15 +270,15 @@ def test_a_label_beyond_the_names_of_the_file_is_out_of_range(tmp_path: Path) ->
         prepared(path)
 
 
-GREY = np.zeros((4, 8, 8), np.uint8)
+GRAY = np.zeros((4, 8, 8), np.uint8)
 ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
-    "no labels": ({"images": GREY}, r"has no array 'labels', expected images and labels"),
-    "float": ({"images": GREY / 255, "labels": [0, 1] * 2}, "images are float64, expected uint8 from 0 to 255"),
-    "shape": ({"images": GREY[None, None], "labels": [0]}, r"images have the shape \(1, 1, 4, 8, 8\), expected"),
-    "channels first": ({"images": GREY[:, None], "labels": [0, 1] * 2}, r"shape \(4, 1, 8, 8\), .* channels behind"),
-    "too few labels": ({"images": GREY, "labels": [0, 1]}, r"labels have the shape \(2,\), .* one per image: \(4,\)"),
-    "label float": ({"images": GREY, "labels": [0.5, 1, 1, 1]}, r"row 1: label is a float \(0.5\)"),
-    "objects": ({"images": GREY, "labels": np.asarray([0, "a", 0, 0], object)}, "not a readable .npz file"),
+    "no labels": ({"images": GRAY}, r"has no array 'labels', expected images and labels"),
+    "float": ({"images": GRAY / 255, "labels": [0, 1] * 2}, "images are float64, expected uint8 from 0 to 255"),
+    "shape": ({"images": GRAY[None, None], "labels": [0]}, r"images have the shape \(1, 1, 4, 8, 8\), expected"),
+    "channels first": ({"images": GRAY[:, None], "labels": [0, 1] * 2}, r"shape \(4, 1, 8, 8\), .* channels behind"),
+    "too few labels": ({"images": GRAY, "labels": [0, 1]}, r"labels have the shape \(2,\), .* one per image: \(4,\)"),
+    "label float": ({"images": GRAY, "labels": [0.5, 1, 1, 1]}, r"row 1: label is a float \(0.5\)"),
+    "objects": ({"images": GRAY, "labels": np.asarray([0, "a", 0, 0], object)}, "not a readable .npz file"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Masked language modelling keeps the laws from its side."""
+"""Masked language modeling keeps the laws from its side."""
 
 from pathlib import Path
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Masked language modelling as a user runs it: what it reports and exports; resumed, and under every strategy."""
+"""Masked language modeling as a user runs it: what it reports and exports; resumed, and under every strategy."""
 
 from __future__ import annotations
 

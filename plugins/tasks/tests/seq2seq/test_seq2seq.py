@@ -104,7 +104,7 @@ def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(way: str, p
 
 @pytest.fixture(scope="module")
 def predicted(plain: Report, folder: Path) -> list[dict[str, Any]]:
-    """What one process writes for the sources of all rows."""
+    """Predictions of one process for the sources of all rows."""
     flags = ["--data", str(folder / "rows.jsonl"), "--out", str(folder / "predicted.jsonl")]
     assert main(["predict", str(folder / "single"), *flags]) == 0
     return list(map(json.loads, (folder / "predicted.jsonl").read_text().splitlines()))

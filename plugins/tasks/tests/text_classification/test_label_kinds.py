@@ -115,7 +115,7 @@ def test_several_labels_are_not_guessed_from_a_string_of_a_table(tmp_path: Path)
         replace(LISTS, data=str(tmp_path / "rows.csv"), columns=Columns()).prepare(RunConfig())
 
 
-def test_labels_from_which_nothing_can_be_learnt_are_one_line(tmp_path: Path) -> None:
+def test_labels_from_which_nothing_can_be_learned_are_one_line(tmp_path: Path) -> None:
     for task, label, message in (
         (NUMBERS, 1.5, r"all 3 rows have the label 1\.5: there is nothing to learn$"),
         (LISTS, [], "no row has a label: a classifier needs at least 2 classes$"),

@@ -152,7 +152,7 @@ def test_a_path_that_is_no_folder_is_named(tmp_path):
         TextOptions(model="./nowhere").model_folder()
 
 
-def test_a_misspelt_built_in_model_is_one_line_that_names_the_nearest(monkeypatch, tmp_path):
+def test_a_misspelled_built_in_model_is_one_line_that_names_the_nearest(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"model 'bert-tny': not built in .*\(did you mean 'bert-tiny'\?\)") as caught:
         TextOptions(model="bert-tny").model_folder()

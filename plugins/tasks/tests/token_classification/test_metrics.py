@@ -46,7 +46,7 @@ def test_figures_are_those_of_seqeval(recorded: dict[str, Any]) -> None:
 
 
 def _number(word: str) -> float:
-    """What is written, its last digit rounded up or down; negative for what is none."""
+    """The number written, its last digit rounded up or down; negative where there is none."""
     return float(word) if word[0].isdigit() else -1
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=int, metavar="N", help="times to run every row (default: 1)")
     group.add_argument(
         "--interleave", action=argparse.BooleanOptionalAction,
-        help="all rows in every round, every second round backwards; no: one row after the other (default: yes)",
+        help="all rows in every round, every second round in reverse; no: one row after the other (default: yes)",
     )  # fmt: skip
     group.add_argument("--warm-up", type=int, metavar="STEPS", help="first steps, not counted for speed (default: 2)")
     group.add_argument(

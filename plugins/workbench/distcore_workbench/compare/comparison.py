@@ -86,7 +86,7 @@ def _about(request: CompareRequest, load: float | None) -> Facts:
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:
     """Yield (round, entry) in the order of running, rounds from 1.
 
-    With ``interleave`` every second round runs backwards, so that a machine that grows slower is fair to all rows.
+    With ``interleave`` every second round runs in reverse, so that a machine that grows slower is fair to all rows.
     """
     if not interleave:
         yield from ((number, entry) for entry in entries for number in range(1, rounds + 1))

@@ -42,7 +42,7 @@ class CompareRequest(JobRequest):
     rounds: int
     """Times to run every row."""
     interleave: bool
-    """Run all rows in every round, every second round backwards; else all rounds of one row, then the next row."""
+    """Run all rows in every round, every second round in reverse; else all rounds of one row, then the next row."""
     warm_up: int
     """Optimizer steps at the start of a run that do not count for speed."""
     communication: bool

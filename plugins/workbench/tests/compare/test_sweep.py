@@ -86,9 +86,9 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
 
 
 def test_several_sweeps_make_a_grid_and_name_its_folders() -> None:
-    found = settings_of(["lr=1e-4,0.001", "optimizer.betas=[0.9,0.98],[0.9,0.999]"], {})
-    assert list(found.values())[1] == {"lr": 1e-4, "optimizer.betas": [0.9, 0.999]}
-    assert list(found) == [
+    settings = settings_of(["lr=1e-4,0.001", "optimizer.betas=[0.9,0.98],[0.9,0.999]"], {})
+    assert list(settings.values())[1] == {"lr": 1e-4, "optimizer.betas": [0.9, 0.999]}
+    assert list(settings) == [
         "lr=0.0001,optimizer.betas=-0.9,0.98-",
         "lr=0.0001,optimizer.betas=-0.9,0.999-",
         "lr=0.001,optimizer.betas=-0.9,0.98-",

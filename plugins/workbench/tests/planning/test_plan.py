@@ -23,7 +23,7 @@ JOB = ("--task", TEXTS, "--data", "rows.json")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """What the command prints as JSON, rows by strategy and ranks."""
+    """The JSON that the command prints, rows by strategy and ranks."""
     assert main(["plan", *JOB, "--json", *arguments]) == 0
     tree: dict[str, Any] = json.loads(capsys.readouterr().out)
     tree["rows"] = {(row["strategy"], row["ranks"]): row for row in tree["rows"]}
@@ -77,8 +77,8 @@ def test_a_frozen_model_is_held_beside_the_trained_one(work_folder: Path, capsys
     def row(task: str, strategy: str, *arguments: str) -> dict[str, Any]:
         sizes = ("--device", "cpu", "--nproc", "2", "--global-batch-size", "4")
         assert main(["plan", "--json", "--task", task, "--strategies", strategy, *sizes, *arguments]) == 0
-        (found,) = json.loads(capsys.readouterr().out)["rows"]
-        return dict(found)
+        (planned,) = json.loads(capsys.readouterr().out)["rows"]
+        return dict(planned)
 
     for strategy in ("ddp", "fsdp"):
         alone, beside = row("causal-lm", strategy), row("preference", strategy)
