@@ -72,8 +72,8 @@ def save(
     job_state = collect_job_state(run, progress) | facts
     what = f"checkpoint {final} could not be written"
 
-    start = partial(begin, files, final) if run.world.is_main else _nothing
-    finish = partial(commit, files, final, size, job_state) if run.world.is_main else _nothing
+    start = partial(begin, files, final) if run.world.is_main else None
+    finish = partial(commit, files, final, size, job_state) if run.world.is_main else None
 
     def write() -> None:
         publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
@@ -143,7 +143,7 @@ def resume(
             log.warning("skipped: %s", error)
             path = earlier.pop(0)
     tidy = partial(remove_newer, out / "checkpoints", path, Files())
-    on_all_ranks(run, hooks, "resume", tidy if run.world.is_main else _nothing)
+    on_all_ranks(run, hooks, "resume", tidy if run.world.is_main else None)
     return path, progress, job_state
 
 
@@ -240,7 +240,3 @@ def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:
     """Read into memory every tensor whose name starts with one of ``kinds``: ``model``, ``optimizer``."""
     checkpoint = Checkpoint(path)
     return Tensors({name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in kinds})
-
-
-def _nothing() -> None:
-    """Do nothing, on the other ranks, while the main rank works."""

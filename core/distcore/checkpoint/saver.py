@@ -95,7 +95,7 @@ class Saver:
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
         blocks = copy_to_cpu(blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size))
         job_state = collect_job_state(run, progress) | facts
-        start = partial(begin, self._files, final) if run.world.is_main else lambda: None
+        start = partial(begin, self._files, final) if run.world.is_main else None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
         return _in_background(lambda: self._write(final, blocks, job_state))
 

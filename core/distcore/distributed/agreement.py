@@ -162,8 +162,8 @@ def broadcast_from_main(run: Run, hooks: Hooks, text: str) -> str:
     return bytes(gathered["text"].tolist()).decode()
 
 
-def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> T:
-    """Run ``action`` on every rank and return its result; if it fails on one rank, raise on all.
+def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | None) -> T:
+    """Run ``action`` on every rank that has one and return its result; if it fails on one rank, raise on all.
 
     A failure is an OSError, a CheckpointError or a TaskError. Raises TaskError or DamagedError as they are, and
     CheckpointError for the others, with the message of the first failed rank. ``what`` precedes the message of an
@@ -171,7 +171,7 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> 
     """
     result, failure = None, None
     try:
-        result = action()
+        result = action() if action else None
     except (OSError, CheckpointError, TaskError) as error:
         failure = error
     words = _describe(what, failure).encode()

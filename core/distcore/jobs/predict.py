@@ -147,8 +147,8 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
     checkpoint.load_weights(run, hooks, prediction.path)
     failed = f"--out {out.out} cannot be written"
-    begun = on_all_ranks(run, hooks, failed, out.begin if world.is_main else int)
-    done = int(broadcast_from_main(run, hooks, str(begun)))
+    begun = on_all_ranks(run, hooks, failed, out.begin if world.is_main else None)
+    done = int(broadcast_from_main(run, hooks, str(begun or 0)))
     if done and world.is_main:
         log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
     evaluate_batch, said = task.evaluation(run, labeled=False), time.monotonic()
@@ -157,12 +157,12 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
         with explain_mixed_devices(run, hooks):
             collected = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, collected.outputs, named, rows)
-        on_all_ranks(run, hooks, failed, write if world.is_main else _nothing)
+        on_all_ranks(run, hooks, failed, write if world.is_main else None)
         done += len(rows.records)
         if world.is_main and time.monotonic() - said > LOG_SECONDS:
             said = time.monotonic()
             log.info("%d of %d rows", done, prediction.rows)
-    on_all_ranks(run, hooks, failed, out.finish if world.is_main else _nothing)
+    on_all_ranks(run, hooks, failed, out.finish if world.is_main else None)
 
 
 def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
@@ -172,7 +172,3 @@ def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Dataset
 def _check_task(resolved: Resolved) -> BoundTask:
     resolved.task.check_predicts_rows(resolved.config.task)
     return resolved.task
-
-
-def _nothing() -> None:
-    """Do nothing, on the other ranks, while the main rank writes."""
