@@ -27,7 +27,7 @@ from distcore.errors import nearest
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
     "strategy_options", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
-    "extensions", "data_guard_steps", "timeout", "task_options", "dropout_masks",
+    "extensions", "data_guard_steps", "timeout", "task_options", "dropout_masks", "eval_at_epoch_end", "tf32",
 }  # fmt: skip
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {

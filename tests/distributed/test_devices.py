@@ -9,7 +9,8 @@ import torch
 
 from distcore import ConfigError, RankInfo, RunConfig, StrategyError, device_of
 from distcore.distributed import devices
-from distcore.distributed.devices import backend_of, check_deterministic, peak_memory, resolve_device, seed
+from distcore.distributed.arithmetic import arithmetic_of, check_arithmetic
+from distcore.distributed.devices import backend_of, peak_memory, resolve_device, seed
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("cpu", "gloo"), ("cuda", "nccl"), ("xpu", "xccl")])
@@ -78,9 +79,18 @@ def test_memory_of_a_rank_on_the_cpu_is_that_of_its_process() -> None:
 
 def test_a_workspace_that_excludes_it_is_refused_on_an_accelerator_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    check_deterministic(RunConfig(device="cpu", deterministic=True))
-    check_deterministic(RunConfig(device="cuda"))
+    check_arithmetic(RunConfig(device="cpu", deterministic=True))
+    check_arithmetic(RunConfig(device="cuda"))
     with pytest.raises(ConfigError, match=r"^deterministic: CUBLAS_WORKSPACE_CONFIG=:0:0 .* must be :4096:8 or :16:8"):
-        check_deterministic(RunConfig(device="cuda", deterministic=True))
+        check_arithmetic(RunConfig(device="cuda", deterministic=True))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    check_deterministic(RunConfig(device="cuda", deterministic=True))
+    check_arithmetic(RunConfig(device="cuda", deterministic=True))
+
+
+def test_tf32_is_for_accelerators_and_lasts_as_long_as_the_run() -> None:
+    backend = torch.backends.cuda.matmul
+    with arithmetic_of(RunConfig(device="cuda", tf32=True)):
+        assert backend.fp32_precision == "tf32"
+    assert backend.fp32_precision != "tf32"
+    with pytest.raises(ConfigError, match=r"^tf32: a CPU has no such arithmetic; leave it out$"):
+        check_arithmetic(RunConfig(device="cpu", tf32=True))

@@ -14,7 +14,7 @@ from work_folder import install
 
 from distcore import ConfigError, RunConfig, train
 from distcore.cli.main import main
-from distcore.distributed.devices import WORKSPACE
+from distcore.distributed.arithmetic import WORKSPACE
 from distcore.resolve.resolve import resolve
 from distcore.testing import problem
 from distcore.testing.problem import Problem

@@ -1,7 +1,8 @@
-"""Attention with dropout in bf16 on a CPU: for the run alone, and as near to fp32 as half precision is."""
+"""Attention with dropout in bf16 on a CPU, for the run alone; evaluation in a precision of its own, and when it is."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from distcore import RunConfig, hookimpl, train
-from distcore.distributed.devices import allow_bf16_attention
+from distcore.checkpoint import read_tensors
+from distcore.distributed.arithmetic import arithmetic_of
+from distcore.jobs.evaluate import evaluate_checkpoint
 from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
 
@@ -48,7 +51,7 @@ def test_it_lasts_as_long_as_a_bf16_run(
 
 
 def fail_inside(config: RunConfig) -> None:
-    with allow_bf16_attention(config):
+    with arithmetic_of(config):
         assert is_set()
         raise ValueError("on purpose")
 
@@ -71,8 +74,33 @@ def test_values_and_gradients_are_those_of_fp32_rounded(tmp_path: Path) -> None:
         return [output.detach(), *torch.autograd.grad(output.float().square().sum(), given)]
 
     expected = attended(torch.float32)
-    with allow_bf16_attention(config(tmp_path, precision="bf16")):
+    with arithmetic_of(config(tmp_path, precision="bf16")):
         rounded = attended(torch.bfloat16)
     for one, other in zip(expected, rounded, strict=True):
         assert other.dtype == torch.bfloat16
         assert float((one - other).norm() / one.norm()) < 2e-2
+
+
+def test_evaluation_has_a_precision_of_its_own(tmp_path: Path) -> None:
+    """Training stays in fp32, bit for bit; the evaluation is that of the same weights in bf16."""
+    losses = []
+    for name in ("same", "bf16"):
+        report = train(config(tmp_path / name, eval_precision=name), Problem(rows=8))
+        losses.append(report["evaluation"]["loss"])
+    steps = [tmp_path / name / "checkpoints" / "step-00000001" for name in ("same", "bf16")]
+    first, second = map(read_tensors, steps)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    in_bf16 = evaluate_checkpoint(config(tmp_path, precision="bf16"), steps[0], Problem(rows=8))
+    assert losses[1] == in_bf16["evaluation"]["loss"] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+def test_evaluations_at_epoch_ends_can_be_left_out(tmp_path: Path) -> None:
+    """Of two epochs of two steps; the end of the run evaluates all the same."""
+    counted = {}
+    for at_end in (True, False):
+        out = tmp_path / str(at_end)
+        train(config(out, max_steps=4, eval_at_epoch_end=at_end), Problem(rows=8))
+        records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        counted[at_end] = [record["step"] for record in records if "eval/loss" in record]
+    assert counted == {True: [2, 4], False: [4]}

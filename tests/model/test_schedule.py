@@ -32,6 +32,22 @@ def test_warmup_stable_decay_rises_holds_and_falls_in_the_last_part() -> None:
     assert 1 > by_step[9] > by_step[10] > by_step[11] > by_step[12] == 0
 
 
+def test_a_rate_that_changes_by_epoch_is_that_of_the_first_step_of_each() -> None:
+    """As in a loop that steps a schedule of epochs once in each: factor (total - epoch) / total."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    config = RunConfig(schedule={"interval": "epoch"}, lr=1.0)
+    scheduler = scheduler_for(config, optimizer, 12, epoch=4)
+    assert isinstance(scheduler, LambdaLR)
+    theirs = torch.optim.lr_scheduler.LambdaLR(
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), lambda epoch: (3 - epoch) / 3
+    )
+    for epoch in range(3):
+        for step in range(4):
+            assert set_schedule_step(scheduler, 4 * epoch + step) == theirs.get_last_lr()
+        theirs.optimizer.step()
+        theirs.step()
+
+
 def test_warmup_and_decay_that_exceed_the_run_leave_no_stable_part() -> None:
     by_step = rates(10, name="warmup_stable_decay", warmup_steps=4, decay_ratio=1.0)
     assert by_step[4] == 1 > by_step[5] > by_step[9] > by_step[10] == 0

@@ -37,8 +37,8 @@ FIXED = (
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout", "ema",
-    "deterministic",
+    "lr", "optimizer", "schedule", "clip", "precision", "tf32", "gradient_checkpointing", "lora.alpha", "lora.dropout",
+    "ema", "deterministic",
 )  # fmt: skip
 """Config keys that ``--resume-changed`` may change; the result then differs from that of an uninterrupted run."""
 

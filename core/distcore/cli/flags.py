@@ -75,6 +75,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--clip-norm", "X", "1.0", "gradients are clipped to this norm; off: never", "clip.norm"),
         Flag("--ema", "DECAY", "none", "keep, evaluate and export a moving average of the weights", "ema.decay"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
+        Flag("--eval-precision", "same|fp32|bf16|fp16", "same", "dtype of evaluations and predictions"),
         Flag("--compile", "off|on|regions", "off", "torch.compile the model, or each of its repeated blocks"),
         Flag("--preset", "fast", "none", "values to start from; fast: --length-grouping auto and --precision auto"),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),

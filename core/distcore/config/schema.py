@@ -113,6 +113,9 @@ class Schedule(_Tree):
         "warmup_ratio of the run",
     )
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1")
+    interval: Literal["step", "epoch"] = Field(
+        "step", description="when the rate changes; epoch: it stays through an epoch as it was at its first step"
+    )
     decay_ratio: float = Field(
         0.1,
         gt=0,
@@ -249,6 +252,10 @@ class RunConfig(_Tree):
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
     )
+    eval_precision: Literal["same", "fp32", "bf16", "fp16"] = Field(
+        "same", description="of the forward pass in evaluations and predictions; same: that of precision"
+    )
+    tf32: bool = Field(False, description="multiply fp32 matrices in TF32, on GPUs that have it")
     compile: Literal["off", "on", "regions"] = Field(
         "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
     )
@@ -278,6 +285,7 @@ class RunConfig(_Tree):
     eval_every: int = Field(
         0, ge=0, description="optimizer steps between evaluations, beside those at epoch ends; 0: none between"
     )
+    eval_at_epoch_end: bool = Field(True, description="evaluate at epoch ends, too; a run always evaluates at its end")
     patience: int = Field(
         0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
     )

@@ -1,4 +1,6 @@
-"""The device of a rank, its type-specific properties, and the machine's devices. No other module names a device type.
+"""The device of a rank, its type-specific properties, and the machine's devices.
+
+No module but this one and ``arithmetic`` names a device type.
 
 ``torch.accelerator`` gives the accelerator's type. Seeds, bf16 and memory statistics come from torch's module for the
 type, ``torch.get_device_module``. Other device types have torch's common behavior.
@@ -10,8 +12,6 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,6 @@ MIXED = re.compile(
     r"Placeholder storage has not been allocated"
 )
 """How torch, and its backends, say that tensors are not all on one device."""
-WORKSPACE, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
-"""An environment variable, and the values with which products of matrices are the same in every run."""
 
 
 def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
@@ -103,7 +101,7 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     module = torch.get_device_module(device)
     if hasattr(module, "set_device"):  # not where there is never more than one
         module.set_device(device)
-    if config.precision == "bf16" and not _computes_bf16(module):
+    if "bf16" in (config.precision, config.eval_precision) and not _computes_bf16(module):
         # Not before: asking creates a context, which does not survive a fork.
         name = module.get_device_name(device) if hasattr(module, "get_device_name") else str(device)
         raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
@@ -176,65 +174,6 @@ def _peak_of_process() -> int:
         return int(getattr(memory, "peak_wset", memory.rss))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-@contextmanager
-def force_determinism(config: RunConfig) -> Iterator[None]:
-    """Restrict torch to algorithms that repeat bit for bit inside the ``with`` block, if the config asks for it.
-
-    Raises ConfigError, one line, for an operation of the model without such an algorithm on its device.
-    """
-    if not config.deterministic:
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    chosen, set_here = torch.backends.cudnn.benchmark, WORKSPACE not in os.environ
-    os.environ.setdefault(WORKSPACE, REPEATABLE[0])
-    torch.backends.cudnn.benchmark = False  # it chooses between algorithms by their speed
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    except RuntimeError as error:
-        operation, says, _ = str(error).partition(" does not have a deterministic implementation")
-        if not says:
-            raise
-        raise ConfigError(
-            f"deterministic: {operation} has no algorithm that repeats itself on {config.device!r}; leave it off, or "
-            "change the model"
-        ) from None
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = chosen
-        if set_here:
-            os.environ.pop(WORKSPACE, None)
-
-
-@contextmanager
-def allow_bf16_attention(config: RunConfig) -> Iterator[None]:
-    """Let attention with dropout multiply in bf16 inside the ``with`` block, for a bf16 run on a CPU.
-
-    torch has no fused kernel for it there. Its unfused attention would cast bf16 inputs to fp32 first. The softmax is
-    summed in fp32 either way.
-    """
-    backend = torch.backends.cuda  # where torch keeps the setting of all devices
-    if config.precision != "bf16" or config.device != "cpu":
-        yield
-        return
-    before = backend.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
-    backend.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        backend.allow_fp16_bf16_reduction_math_sdp(before)
-
-
-def check_deterministic(config: RunConfig) -> None:
-    """Raise ConfigError if ``deterministic`` conflicts with an environment variable."""
-    workspace = os.environ.get(WORKSPACE)
-    if config.deterministic and config.device != "cpu" and workspace not in (None, *REPEATABLE):
-        raise ConfigError(
-            f"deterministic: {WORKSPACE}={workspace} in the environment: must be {' or '.join(REPEATABLE)}; unset it"
-        )
 
 
 def why_not_fork() -> str | None:

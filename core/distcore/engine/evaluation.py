@@ -108,7 +108,7 @@ def forward_all(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evalua
     sampler = hooks.build_sampler(run, plan)
     if sanity:
         sampler = _first_of(sampler, SANITY_ROWS if run.world.device.type in UNPINNED else None)
-    autocast = autocast_for(run.config, run.capabilities, run.world)
+    autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
     collector = Collector()
     steps = range(plan.steps)[:1] if sanity else range(plan.steps)
     run.model.eval()

@@ -13,11 +13,14 @@ from distcore.plugin.strategy.contract import World
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast_for(config: RunConfig, capabilities: Capabilities, world: World) -> AbstractContextManager[object]:
-    """Return a reusable context manager for the forward passes of a run."""
-    if config.precision == "fp32" or "precision" in capabilities.owns:
+def autocast_for(
+    config: RunConfig, capabilities: Capabilities, world: World, evaluates: bool = False
+) -> AbstractContextManager[object]:
+    """Return a reusable context manager for the forward passes of training, or of a run that ``evaluates``."""
+    precision = config.precision if not evaluates or config.eval_precision == "same" else config.eval_precision
+    if precision == "fp32" or "precision" in capabilities.owns:
         return nullcontext()
-    return torch.autocast(world.device.type, dtype=DTYPES[config.precision])
+    return torch.autocast(world.device.type, dtype=DTYPES[precision])
 
 
 def scaler_for(config: RunConfig, capabilities: Capabilities, world: World) -> torch.amp.GradScaler | None:

@@ -15,7 +15,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.surroundings import save_task_files
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import check_world
-from distcore.distributed.devices import allow_bf16_attention, force_determinism
+from distcore.distributed.arithmetic import arithmetic_of
 from distcore.engine import row_form
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, sanity_check
@@ -59,7 +59,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with force_determinism(resolved.config), allow_bf16_attention(resolved.config):
+        with arithmetic_of(resolved.config):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error)
@@ -160,7 +160,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         run,
         model=wrapped.model,
         optimizer=wrapped.optimizer,
-        scheduler=None if owns_schedule else scheduler_for(config, wrapped.optimizer, total_steps),
+        scheduler=None if owns_schedule else scheduler_for(config, wrapped.optimizer, total_steps, run.steps_per_epoch),
         loss_scale=wrapped.loss_scale or run.scaler,
         strategy_state=wrapped.state,
     )
@@ -243,8 +243,8 @@ def fit(
             else:
                 wishes = frozenset()
             ended = "stop" in wishes
-            evaluating = done or ended or "evaluate" in wishes or progress.step_in_epoch == 0
-            evaluating = evaluating or is_due(progress.step, config.eval_every)
+            epoch_ends = progress.step_in_epoch == 0 and config.eval_at_epoch_end
+            evaluating = done or ended or "evaluate" in wishes or epoch_ends or is_due(progress.step, config.eval_every)
             saving = done or stopping or "save" in wishes or is_due(progress.step, config.save_every)
             if not evaluating and not saving:
                 continue

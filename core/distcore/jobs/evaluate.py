@@ -15,7 +15,7 @@ from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.surroundings import check_rows
 from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
-from distcore.distributed.devices import force_determinism
+from distcore.distributed.arithmetic import arithmetic_of
 from distcore.engine.evaluation import evaluate
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
@@ -88,7 +88,7 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
 
 def _evaluate(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
     hooks, world = set_up(resolved, rank_info)
-    with force_determinism(resolved.config):
+    with arithmetic_of(resolved.config):
         report = _evaluate_in(world, resolved, hooks, rank_info, path)
     hooks.teardown(world)
     return report

@@ -19,7 +19,7 @@ from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.surroundings import check_task_files
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
-from distcore.distributed.devices import force_determinism
+from distcore.distributed.arithmetic import arithmetic_of
 from distcore.engine.evaluation import collect
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
@@ -129,7 +129,7 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     resolved = resolve_here(prediction.config, training=False, task=task)
     hooks, world = set_up(resolved, rank_info)
     try:
-        with force_determinism(resolved.config):
+        with arithmetic_of(resolved.config):
             _predict_in(world, resolved, hooks, rank_info, prediction)
     finally:
         prediction.out.close()

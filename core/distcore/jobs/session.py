@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.distributed.devices import allow_bf16_attention, force_determinism
+from distcore.distributed.arithmetic import arithmetic_of
 from distcore.engine.loop import steps_ahead
 from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import begin, is_due, set_up
@@ -65,8 +65,7 @@ class Session:
         resolved, rank_info = self._resolved, self._rank_info or RankInfo()
         check_out(resolved.config)
         with ExitStack() as stack:
-            stack.enter_context(force_determinism(resolved.config))
-            stack.enter_context(allow_bf16_attention(resolved.config))
+            stack.enter_context(arithmetic_of(resolved.config))
             self._hooks, world = set_up(resolved, rank_info, listens=False)
             self._opened, self._data, self._saver, self._progress, _ = begin(world, resolved, self._hooks, rank_info)
             self._saved = self._progress.step

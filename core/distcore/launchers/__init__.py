@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distcore.launchers.contract import AGENT_VARIABLE, Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
 from distcore.launchers.planning import (
-    check_restarts,
     gpus_of,
-    need_nproc,
     only_host,
     rank_variables,
     refuse,
     train_command,
-    variables_elsewhere,
 )
 from distcore.launchers.processes.failures import Failure
 from distcore.launchers.running import check_programs, run_command, write_files
@@ -30,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AGENT_VARIABLE", "Command", "Failure", "Here", "Host", "LaunchPlan", "LaunchSpec", "Launcher", "check_programs",
-    "check_restarts", "gpus_of", "launch", "need_nproc", "only_host", "rank_variables", "refuse", "run_command",
-    "train_command", "variables_elsewhere", "write_files",
+    "gpus_of", "launch", "only_host", "rank_variables", "refuse", "run_command",
+    "train_command", "write_files",
 ]  # fmt: skip
 
 T = TypeVar("T")

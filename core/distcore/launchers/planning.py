@@ -26,11 +26,6 @@ def rank_variables(spec: LaunchSpec) -> dict[str, str]:
     return {**spec.environment, **logs, **cores}
 
 
-def variables_elsewhere(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables that every rank on another machine gets, some of the caller's among them."""
-    return {**spec.here.environment, **rank_variables(spec)}
-
-
 def gpus_of(host: Host | None) -> dict[str, str]:
     """Return the variable for the chosen GPUs of ``host``, in their order."""
     if host is None or host.chosen is None:
@@ -51,29 +46,3 @@ def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
     for flag, value in given.items():
         if value:
             raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
-
-
-def need_nproc(name: str, spec: LaunchSpec) -> int:
-    """Return the ranks per machine; raises ConfigError where they were not given, as they are not counted from here."""
-    if spec.nproc is None:
-        raise ConfigError(f"--launcher {name}: say how many ranks each machine gets: --nproc N")
-    return spec.nproc
-
-
-def check_restarts(spec: LaunchSpec, nproc: int) -> None:
-    """Raise ConfigError for restarts that could not go on: without a run folder, or with an odd number of ranks.
-
-    ``nproc`` is the number of ranks per machine.
-    """
-    least, most = spec.nodes or (1, 1)
-    if least == most and not spec.max_restarts:
-        return
-    what = f"--nodes {least}:{most}" if least != most else f"--max-restarts {spec.max_restarts}"
-    if not spec.out or spec.resume != "auto":
-        raise ConfigError(f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume auto")
-    for nodes in range(least, most + 1):
-        if spec.global_batch_size % (nodes * nproc):
-            raise ConfigError(
-                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes} * {nproc} ranks; "
-                f"choose a number that {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
-            )

@@ -125,13 +125,19 @@ def warmup_steps(config: RunConfig, total_steps: int) -> int:
     return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
 
 
-def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
-    """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant learning rate."""
+def scheduler_for(
+    config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int, epoch: int = 1
+) -> LRScheduler | None:
+    """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant learning rate.
+
+    ``epoch`` is the number of steps of an epoch.
+    """
     if config.schedule.name == "constant":
         return None
     warmup = warmup_steps(config, total_steps)
+    interval = epoch if config.schedule.interval == "epoch" else 1
     decay = min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)
-    return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay)
+    return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay, interval)
 
 
 def check_schedule(config: RunConfig) -> None:

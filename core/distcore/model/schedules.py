@@ -21,8 +21,10 @@ INVERSE_SQRT_STEPS = 10_000
 """Time scale of ``inverse_sqrt`` without a warm-up, in steps."""
 
 
-def lambda_scheduler(name: str, optimizer: Optimizer, warmup: int, total: int, decay: int) -> LambdaLR:
-    """Return a schedule, to be stepped once per optimizer step.
+def lambda_scheduler(
+    name: str, optimizer: Optimizer, warmup: int, total: int, decay: int, interval: int = 1
+) -> LambdaLR:
+    """Return a schedule, to be stepped once per optimizer step, whose rate changes every ``interval`` of them.
 
     ``warmup``, ``total`` and ``decay`` are numbers of optimizer steps; ``decay`` is used by ``warmup_stable_decay``
     alone. Raises KeyError for a name that is not in ``SCHEDULES``.
@@ -33,11 +35,12 @@ def lambda_scheduler(name: str, optimizer: Optimizer, warmup: int, total: int, d
     elif name == WARMUP_STABLE_DECAY:
         factor = partial(factor, decay=decay)
     # A partial, not a function: LambdaLR saves a state for it, and checkpoints have always had that (empty) state.
-    return LambdaLR(optimizer, partial(_warmed_up, factor=factor, warmup=warmup, total=total))
+    return LambdaLR(optimizer, partial(_warmed_up, factor=factor, warmup=warmup, total=total, interval=interval))
 
 
-def _warmed_up(step: int, *, factor: Callable[..., float], warmup: int, total: int) -> float:
+def _warmed_up(step: int, *, factor: Callable[..., float], warmup: int, total: int, interval: int) -> float:
     """Rise linearly from 0 to 1 over the warm-up, then follow ``factor``."""
+    step -= step % interval
     return step / max(1, warmup) if step < warmup else factor(step, warmup, total)
 
 

@@ -19,14 +19,19 @@ log = logging.getLogger("distcore")
 
 def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
     """Raise ConfigError if the config needs an undeclared capability; name the strategies that declare it."""
-    for key, wanted in {"device": config.device, "precision": config.precision, "launcher": launcher}.items():
+    evaluated = config.precision if config.eval_precision == "same" else config.eval_precision
+    if evaluated != config.precision and "precision" in declared.owns:
+        own = f"strategy {config.strategy!r} computes evaluations as training does"
+        raise ConfigError(f"eval_precision = {evaluated!r}: {own}; leave it out, or set precision")
+    wishes = {"device": config.device, "precision": config.precision, "eval_precision": evaluated, "launcher": launcher}
+    for key, wanted in wishes.items():
 
-        def takes(other: Capabilities, key: str = f"{key}s", wanted: str = wanted) -> bool:
+        def takes(other: Capabilities, key: str = f"{key.removeprefix('eval_')}s", wanted: str = wanted) -> bool:
             possible: frozenset[str] = getattr(other, key)
             return not possible or wanted in possible
 
         if not takes(declared):
-            possible = sorted(getattr(declared, f"{key}s"))
+            possible = sorted(getattr(declared, f"{key.removeprefix('eval_')}s"))
             raise ConfigError(
                 f"{key} = {wanted!r}: strategy {config.strategy!r} supports {', '.join(possible)}"
                 f"{nearest(wanted, possible)}; {names_that(takes)} could"

@@ -10,7 +10,8 @@ from typing import Any
 
 from distcore.checkpoint import Checkpoint, find
 from distcore.config import RunConfig, is_open, with_changes
-from distcore.distributed.devices import check_deterministic, has_fast_bf16, resolve_device
+from distcore.distributed.arithmetic import check_arithmetic
+from distcore.distributed.devices import has_fast_bf16, resolve_device
 from distcore.errors import CheckpointError, ConfigError, nearest
 from distcore.model.compiling import compile_mode
 from distcore.model.lora import resolve_alpha
@@ -78,7 +79,7 @@ def resolve(
     placed = with_changes(placed, from_file)
     check_declared(placed, declared, launcher)
     check_task(placed, declared, trained, training)
-    check_deterministic(placed)
+    check_arithmetic(placed)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
     check_micro_batch_size(placed, data_shards(placed, declared, ranks))
     decided |= {

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from distcore import ConfigError, nearest
-from distcore.launchers import LaunchPlan, LaunchSpec, need_nproc, rank_variables, refuse, train_command
-from distcore_clusters.planning import fixed_nodes, need_out
+from distcore.launchers import LaunchPlan, LaunchSpec, rank_variables, refuse, train_command
+from distcore_clusters.planning import fixed_nodes, need_nproc, need_out
 
 PORT = 29500
 """Port of the store in the first pod; each pod has an address of its own, so that jobs cannot meet."""

@@ -6,19 +6,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 from distcore import ConfigError, nearest
-from distcore.launchers import (
-    Command,
-    Host,
-    LaunchPlan,
-    LaunchSpec,
-    check_programs,
-    need_nproc,
-    refuse,
-    run_command,
-    train_command,
-    variables_elsewhere,
-)
-from distcore_clusters.planning import fixed_nodes, limited, port_of, refuse_slots
+from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, check_programs, refuse, run_command, train_command
+from distcore_clusters.planning import fixed_nodes, limited, need_nproc, port_of, refuse_slots, variables_elsewhere
 
 KINDS = ("openmpi", "mpich")
 OPEN_MPI, HYDRA = "mpirun", "mpiexec.hydra"

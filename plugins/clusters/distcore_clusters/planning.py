@@ -7,13 +7,44 @@ from dataclasses import replace
 from zlib import crc32
 
 from distcore import ConfigError
-from distcore.launchers import Command, Host, LaunchSpec, gpus_of, rank_variables, train_command, variables_elsewhere
+from distcore.launchers import Command, Host, LaunchSpec, gpus_of, rank_variables, train_command
 
 CPP_LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 AGENT = "distcore_clusters.agent"
 """The module that runs torchelastic's agent."""
 LIFELINE = "--lifeline"
 """The agent's flag, its first: end when stdin ends."""
+
+
+def variables_elsewhere(spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables that every rank on another machine gets, some of the caller's among them."""
+    return {**spec.here.environment, **rank_variables(spec)}
+
+
+def need_nproc(name: str, spec: LaunchSpec) -> int:
+    """Return the ranks per machine; raises ConfigError where they were not given, as they are not counted from here."""
+    if spec.nproc is None:
+        raise ConfigError(f"--launcher {name}: say how many ranks each machine gets: --nproc N")
+    return spec.nproc
+
+
+def check_restarts(spec: LaunchSpec, nproc: int) -> None:
+    """Raise ConfigError for restarts that could not go on: without a run folder, or with an odd number of ranks.
+
+    ``nproc`` is the number of ranks per machine.
+    """
+    least, most = spec.nodes or (1, 1)
+    if least == most and not spec.max_restarts:
+        return
+    what = f"--nodes {least}:{most}" if least != most else f"--max-restarts {spec.max_restarts}"
+    if not spec.out or spec.resume != "auto":
+        raise ConfigError(f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume auto")
+    for nodes in range(least, most + 1):
+        if spec.global_batch_size % (nodes * nproc):
+            raise ConfigError(
+                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes} * {nproc} ranks; "
+                f"choose a number that {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
+            )
 
 
 def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:

@@ -6,18 +6,8 @@ import shlex
 from collections.abc import Iterator
 
 from distcore import ConfigError
-from distcore.launchers import (
-    Command,
-    LaunchPlan,
-    LaunchSpec,
-    need_nproc,
-    rank_variables,
-    refuse,
-    run_command,
-    train_command,
-    variables_elsewhere,
-)
-from distcore_clusters.planning import fixed_nodes, need_out, refuse_slots
+from distcore.launchers import Command, LaunchPlan, LaunchSpec, rank_variables, refuse, run_command, train_command
+from distcore_clusters.planning import fixed_nodes, need_nproc, need_out, refuse_slots, variables_elsewhere
 
 NOTICE = 120
 """Seconds before its time limit at which a job gets SIGTERM, for a checkpoint."""

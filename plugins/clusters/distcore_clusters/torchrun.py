@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from distcore import ConfigError
-from distcore.launchers import LaunchPlan, LaunchSpec, check_restarts, need_nproc, only_host, run_command
-from distcore_clusters.planning import agent_command
+from distcore.launchers import LaunchPlan, LaunchSpec, only_host, run_command
+from distcore_clusters.planning import agent_command, check_restarts, need_nproc
 
 LAST_CALL = 10
 """Seconds that nodes wait for further nodes once the minimum is there."""

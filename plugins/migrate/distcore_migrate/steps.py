@@ -174,12 +174,13 @@ def evaluation(draft: Draft, total: int | None) -> None:
     if kind == "steps":
         every = "eval_steps" if draft.take("eval_steps") else "logging_steps"
         _every(draft, "eval_every", every, total, "eval_strategy")
+        draft.set("eval_at_epoch_end", False, draft.origin("eval_strategy"))
     else:
         draft.note_fact("off", "eval_steps")
         if kind == "epoch":
             draft.set("eval_every", 0, draft.origin("eval_strategy"))
         else:
-            draft.note_fact("differs", "eval_strategy", "a run evaluates at the ends of its epochs all the same")
+            draft.set("eval_at_epoch_end", False, draft.origin("eval_strategy"))
     _saving(draft, total)
     kind = str(draft.take("logging_strategy", "steps"))
     if kind == "steps":

@@ -226,7 +226,7 @@ def _generation(draft: Draft, task: str | None) -> None:
     target = draft.values.get(f"{OPTIONS}max_target_len", 128)
     if generate and task in (None, "seq2seq"):
         draft.set(f"{OPTIONS}max_new_tokens", tokens or target, draft.origin("generate", "generation_length"))
-        draft.note_fact("differs", "generate", "scored by exact match and chrF, where the scripts have ROUGE or BLEU")
+        draft.note_fact("differs", "generate", "scored by exact match, BLEU and chrF; some scripts have ROUGE")
     else:
         draft.note_fact("none" if generate else "off", "generate", "an option of the task seq2seq")
         draft.note_fact("idle", "generation_length", "evaluation generates nothing without predict_with_generate")

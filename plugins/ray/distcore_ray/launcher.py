@@ -6,17 +6,8 @@ import re
 from importlib.util import find_spec
 
 from distcore import ConfigError
-from distcore.launchers import (
-    Command,
-    LaunchPlan,
-    LaunchSpec,
-    check_restarts,
-    need_nproc,
-    refuse,
-    run_command,
-    train_command,
-    variables_elsewhere,
-)
+from distcore.launchers import Command, LaunchPlan, LaunchSpec, refuse, run_command, train_command
+from distcore_clusters import check_restarts, need_nproc, variables_elsewhere
 
 DRIVER = "distcore_ray.driver"
 """Module that reserves nodes from Ray, and starts ranks on them."""

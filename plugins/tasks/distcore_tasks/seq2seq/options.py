@@ -9,6 +9,7 @@ from pydantic import Field
 
 from distcore import Direction, OnResume
 from distcore_tasks.padding_free.options import PaddingFreeOptions
+from distcore_tasks.seq2seq.scores import NAMES
 from distcore_tasks.seq2seq.shapes import SHAPES
 from distcore_tasks.shared.chunked_cross_entropy.options import CrossEntropyOptions
 from distcore_tasks.shared.token_metrics import METRICS
@@ -67,10 +68,10 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of a target's probability that the loss spreads evenly over all tokens."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that evaluation generates for each row, scored by exact match and chrF; 0: none."""
+    """Tokens that evaluation generates for each row, scored by exact match, BLEU and chrF; 0: none."""
 
     def __post_init__(self) -> None:
         """Declare the metrics of generated texts, if any are generated."""
         if self.max_new_tokens:
-            written: dict[str, Direction] = {"exact_match": "max", "chrf": "max"}
+            written: dict[str, Direction] = dict.fromkeys(NAMES, "max")
             object.__setattr__(self, "metrics", self.metrics | written)  # only on this instance

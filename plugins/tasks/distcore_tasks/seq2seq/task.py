@@ -122,7 +122,7 @@ class Seq2Seq(Seq2SeqOptions):
         """Return ``loss``, the mean over target tokens, ``perplexity`` and ``token_accuracy``.
 
         ``loss`` is smoothed as in training, ``perplexity`` is the exponential of the loss without smoothing. With
-        generation there are also ``exact_match`` and ``chrf``. All are ``None`` without rows.
+        generation there are also ``exact_match``, ``bleu`` and ``chrf``. All are ``None`` without rows.
         """
         metrics = token_report(outputs)
         if self.max_new_tokens:

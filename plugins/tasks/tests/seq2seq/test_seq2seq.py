@@ -60,6 +60,7 @@ def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(pl
     assert 0 < evaluation["token_accuracy"] <= 1
     assert 0 <= evaluation["exact_match"] <= 1
     assert 0 < evaluation["chrf"] <= 100
+    assert 0 <= evaluation["bleu"] <= 100
     assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 

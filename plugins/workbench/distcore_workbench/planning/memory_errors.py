@@ -59,11 +59,9 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
                 "needs, distcore tune --fit-only finds a setting that fits"
             )
         if failure.raised is None and MESSAGE.search(failure.cause):
-            from distcore.rank_environment import join
             from distcore_workbench.planning import beside_a_rank
 
-            rank_info = join(os.environ)
-            said = beside_a_rank.ask(file, changes, rank_info.size if rank_info else 1)
+            said = beside_a_rank.ask(file, changes, int(os.environ.get("WORLD_SIZE", 1)))  # set under every launcher
             return f"; {said}" if said else ""
         return ""
 
