@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -53,7 +53,8 @@ def print_cells(
     for number, shown in enumerate(_blocks(widths, console.width)):
         table = _plain_table()
         for index in shown:
-            table.add_column(headings[index], justify="right" if numbers and index else "left", overflow="fold")
+            align: JustifyMethod = "right" if numbers and index else "left"  # only the first column is ever narrowed
+            table.add_column(headings[index], justify=align, overflow="fold", width=widths[index] if index else None)
         for row in rows:
             table.add_row(*(_text(row[index]) for index in shown))
         if number:

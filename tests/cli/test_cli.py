@@ -95,7 +95,7 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=wide
     )
     assert done.stderr.strip() == "False"
-    assert "loss ↓ accuracy ↑" in done.stdout
+    assert "loss↓ accuracy↑" in done.stdout
     of_help, of_table = (
         r"--max-seq-len N +Length of a row in tokens",
         r"max_seq_len +int ≥ 4 +128 +Length of a row",

@@ -53,6 +53,16 @@ def test_columns_that_do_not_fit_follow_beside_the_first_one_again() -> None:
     ]
 
 
+def test_only_the_first_column_is_narrowed_so_that_headings_stay_whole() -> None:
+    console = screen(40)
+    print_cells(
+        console, ("run", "macro_f1 ↑"), [("lr=0.001 of a long sweep of many settings", "0.0873 *")], numbers=True
+    )
+    lines = text_of(console)
+    assert lines[0].endswith("macro_f1 ↑")
+    assert lines[1] == "lr=0.001 of a long sweep of     0.0873 *"
+
+
 def test_a_cell_is_no_markup() -> None:
     console = screen(70)
     print_described(console, ("option", "type", "meaning"), [("betas", "tuple[float, float]", "two [b] rates")])
@@ -139,7 +149,7 @@ def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> No
 def test_one_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "text-classification"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^metrics +loss ↓ accuracy ↑", out, re.M)
+    assert re.search(r"^metrics +loss↓ accuracy↑", out, re.M)
     assert "--set task_options.NAME=VALUE" in out
 
 

@@ -72,7 +72,7 @@ def test_help_shows_the_options_of_the_named_task(own: str, capsys: pytest.Captu
         main(["train", "--task", own, "--help", "all"])
     out = capsys.readouterr().out
     assert f"options of the task {own}:" in out
-    assert "Shapes, of a stranger. Metrics: loss ↓" in out
+    assert "Shapes, of a stranger. Metrics: loss↓" in out
     assert "--most-corners N" in out
     assert "--set seed=…" not in out.partition("--round-ones")[2]
     assert "--text-column" not in out

@@ -94,8 +94,8 @@ def first_sentence(cls: type[object]) -> str:
 
 
 def metrics_in_words(metrics: Mapping[str, str]) -> str:
-    """Return metrics with an arrow for their direction: ``loss ↓ accuracy ↑``."""
-    return " ".join(f"{name} {ARROWS[direction]}" for name, direction in metrics.items()) or "none"
+    """Return metrics with an arrow for their direction: ``loss↓ accuracy↑``, which no line break parts."""
+    return " ".join(f"{name}{ARROWS[direction]}" for name, direction in metrics.items()) or "none"
 
 
 def _flag(name: str, option: Option) -> Flag:

@@ -74,7 +74,7 @@ class DDPStrategy:
             ema=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
-            limits=("compression other than none rounds gradients to half precision on the wire",),
+            limits=("compression other than none sends gradients in half precision",),
             exempt=self._exempt(),
         )
 
