@@ -29,8 +29,12 @@ class SshLauncher:
     """Starts an agent per machine over ssh; SIGTERM and Ctrl-C stop all of them, after a checkpoint."""
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
-        """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts."""
-        refuse("ssh", {"value": spec.value}, "leave out what follows the colon")
+        """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts.
+
+        The value is the port of sshd, where it is not that of ssh's own config.
+        """
+        if spec.value and not (spec.value.isdecimal() and 0 < int(spec.value) < 2**16):
+            raise ConfigError(f"--launcher ssh:{spec.value}: expected ssh:PORT, a number from 1 to 65535")
         restarts = f"--max-restarts {spec.max_restarts}" if spec.max_restarts else ""
         refuse("ssh", {restarts: restarts}, "start it again with --resume auto, or use --launcher torchrun")
         fixed_nodes("ssh", spec)
@@ -69,7 +73,8 @@ def _command(spec: LaunchSpec, hosts: tuple[Host, ...], node: int) -> Command:
     there = agent_command(spec, flags, host, elsewhere=True)
     settings = "env " if there.environment else ""
     line = f"cd {shlex.quote(spec.here.folder)} && exec {settings}{there}"
-    return Command(words=("ssh", *OPTIONS, host.name, line), host=host.name)
+    port = ("-p", spec.value) if spec.value else ()
+    return Command(words=("ssh", *OPTIONS, *port, host.name, line), host=host.name)
 
 
 def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], stop: threading.Event) -> int:

@@ -54,6 +54,11 @@ def test_ssh_starts_an_agent_on_each_machine_of_the_hostfile() -> None:
         f"--master-port 14042 --shutdown-timeout 600 --module distcore {RANK}"
     )
     assert second.host == "host1"
+    assert SshLauncher().plan(replace(SPEC, hosts=HOSTS, value="2222")).commands[0].words[7:10] == (
+        "-p",
+        "2222",
+        "host0",
+    )
     assert (
         " CUDA_VISIBLE_DEVICES=3,1 /py -m distcore_clusters.agent --lifeline --nnodes 2 --node-rank 1 "
         in (second.words[-1])
@@ -187,6 +192,7 @@ REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
         {"nproc": 2, "value": "h:1", "nodes": (1, 3), "out": "o", "resume": "auto", "global_batch_size": 32},
         r"^--nodes 1:3: global_batch_size = 32 cannot be shared by 3 \* 2 ranks; choose a number that 2 and 4 and 6",
     ),
+    (SshLauncher(), {"hosts": HOSTS, "value": "host0"}, r"^--launcher ssh:host0: expected ssh:PORT, a number from 1"),
     (SshLauncher(), {}, r"^--launcher ssh: on which machines\? --hostfile FILE"),
     (SshLauncher(), {"hosts": HOSTS, "nodes": (1, 2)}, r"^--nodes 1:2: --launcher ssh starts a fixed number; --l"),
     (SshLauncher(), {"hosts": HOSTS, "nodes": (3, 3)}, r"^--nodes 3: there are 2 machines: host0, host1$"),

@@ -100,7 +100,7 @@ DEEPSPEED_ROWS: dict[str, Rule] = {
     "bind_cores_to_rank": start_flag("--bind-cores"),
     "bind_core_list": none("--bind-cores gives each rank its share of the cores that the process may use; taskset in "
                            "front of the command says which"),
-    "ssh_port": none("a Port in ~/.ssh/config"),
+    "ssh_port": fact("ssh_port", whole),
 } | dict.fromkeys(
     ("node_rank", "no_ssh_check", "force_multi", "save_pid", "log_level", "q", "quiet", "elastic_training",
      "no_local_rank"), SAME,
@@ -115,8 +115,8 @@ HOROVOD_ROWS: dict[str, Rule] = {
     "min_np": no_effect("a checkpoint goes on at any number of ranks"),
     "max_np": no_effect("a checkpoint goes on at any number of ranks"),
     "output_filename": LOGS,
-    "p": none("a Port in ~/.ssh/config"),
-    "ssh_port": none("a Port in ~/.ssh/config"),
+    "p": fact("ssh_port", whole),
+    "ssh_port": fact("ssh_port", whole),
 }
 """Flags of horovodrun that say something; the others tune Horovod."""
 MPI_ROWS: dict[str, Rule] = {

@@ -17,7 +17,7 @@ MPI = ("openmpi", "mpich", "impi", "mvapich")
 """DeepSpeed's launchers that start ranks by mpirun."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
 PLACES = ("hosts", "hostfile", "include", "exclude", "machines", "meeting", "address", "port", "launcher", "no_ssh",
-          "partition", "least_machines", "most_machines")  # fmt: skip
+          "partition", "least_machines", "most_machines", "ssh_port")  # fmt: skip
 COUNTS = ("processes", "processes_here", "hosts", "hostfile", "include", "exclude", "tasks", "tasks_here")
 
 
@@ -171,6 +171,7 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
     meeting = draft.take("meeting") or f"{address or 'HOST'}:{port or 29500}"
     named, no_ssh, partition = draft.take("launcher"), draft.take("no_ssh"), draft.take("partition")
     least, most = draft.take("least_machines"), draft.take("most_machines")
+    port_of_ssh = draft.take("ssh_port")
     nodes = f"{least}:{most}" if least and most else str(machines or 1)
     rank = ["--nproc", str(here)] if here else []
     is_local = hosts is not None and all(name in LOCAL for name in hosts)
@@ -191,7 +192,10 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
         count = str(len(hosts)) if hosts is not None and ":" not in nodes else nodes
         launcher, flags = f"torchrun:{meeting}", ["--nodes", count, *(rank or _same(hosts))]
     elif "--hostfile" in chosen:
-        launcher, flags = "ssh", [*chosen, *(["--nodes", nodes] if "machines" in draft.facts else []), *rank]
+        launcher, flags = (
+            f"ssh:{port_of_ssh}" if port_of_ssh else "ssh",
+            [*chosen, *(["--nodes", nodes] if "machines" in draft.facts else []), *rank],
+        )
     else:
         draft.start += chosen
         _say(draft, chosen)

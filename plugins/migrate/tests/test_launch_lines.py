@@ -48,6 +48,11 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"global_batch_size": 56, "nproc": "auto"},
         "--launcher ssh --hostfile hosts",
     ),
+    "a port of sshd": (
+        f"deepspeed --hostfile=hosts --ssh_port 2222 {GLUE}",
+        {"global_batch_size": 56, "nproc": "auto"},
+        "--launcher ssh:2222 --hostfile hosts",
+    ),
     "some machines of it": (
         f"deepspeed --hostfile hosts --num_nodes 1 --num_gpus 2 {GLUE}",
         {"global_batch_size": 16},
