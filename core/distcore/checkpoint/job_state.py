@@ -174,7 +174,7 @@ def other_data(path: Path) -> CheckpointError:
 
 
 def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
-    """Return what gives ``run`` other dropout masks than the run of the checkpoint at ``path`` had; empty: nothing."""
+    """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``; empty: it has the same."""
     configs = saved_config(job_state, path), run.config
     saved, now = (config.model_dump(mode="json") for config in configs)
     if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not _has_dropout(run.module):

@@ -1,4 +1,4 @@
-"""A line within two seconds of every command: what it is doing, also where imports are slow."""
+"""Each command prints a line about itself within two seconds, also where imports are slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW = "torch"
 
 
 class FirstLine:
-    """Says once what a command is doing: before ``SLOW`` is imported, or after ``SILENCE``. A finder of modules."""
+    """Prints one line about a command: before ``SLOW`` is imported, or after ``SILENCE``. A finder of modules."""
 
     def __init__(self, command: str) -> None:
         self.command, self.is_said = command, False
@@ -23,7 +23,7 @@ class FirstLine:
         self.timer.daemon = True
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Find nothing, but take notice of what is imported."""
+        """Find nothing, but notice each import."""
         if name == SLOW:
             self.say("loading PyTorch")
 
@@ -36,7 +36,7 @@ class FirstLine:
 
 @contextmanager
 def first_line(command: str) -> Iterator[None]:
-    """Have the main rank say soon what ``command`` is doing while what is inside runs."""
+    """While the block runs, have the main rank soon print a line about ``command``."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return

@@ -104,7 +104,7 @@ COMMON = frozenset({
 """Flags that ``--help`` explains; the others are under ``--help all``."""
 
 OTHERS = Path(__file__).with_name("flags_of_others.txt")
-"""Flags of other libraries and launchers, a line each, with what stands for them here; for an unknown flag's error."""
+"""Flags of other libraries and launchers, a line each, with their counterparts here; for an unknown flag's error."""
 
 
 def flag_of_others(flag: str, known: Container[str]) -> str:
@@ -154,7 +154,7 @@ def with_flags(message: str, known: Container[str], of_task: Sequence[Flag] = ()
 
 
 def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the flags that say how a run's weights are used again; ``verb`` says for what."""
+    """Add the flags that say how a run's weights are used again; ``verb`` names the use."""
     parser.add_argument(
         "--strategy", metavar="NAME", default="single", help=f"strategy to {verb} with (default: single)"
     )
@@ -167,7 +167,7 @@ def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the flags of ``add_ranks`` change in the config of a run, by dotted key; raises ConfigError."""
+    """Return the changes of the flags of ``add_ranks`` to a run's config, by dotted key; raises ConfigError."""
     from distcore.config import parse_settings
 
     task = {"task": arguments.task} if arguments.task else {}

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: list[str], is_program: bool = False) -> int:
     """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError.
 
-    ``is_program``: this is a process of its own, which soon says what it is doing.
+    ``is_program``: this is a process of its own, which soon prints a line about itself.
     """
     top = top_parser()
     given = top.parse(argv)
@@ -176,7 +176,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _stdout_is_closed() -> bool:
-    """Return True if nobody reads stdout any more; then what is left to print goes nowhere."""
+    """Return True if nobody reads stdout any more; then the rest of the output goes nowhere."""
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()

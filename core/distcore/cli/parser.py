@@ -20,7 +20,7 @@ ALL = "all"
 
 
 def help_width() -> int:
-    """Return the characters per line of help: the screen's, or what COLUMNS says, and at most ``WIDEST``."""
+    """Return the characters per line of help: those of the screen or of COLUMNS, at most ``WIDEST``."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         self.names_task = False
         """Whether the arguments, or their config file, name the task."""
         self.takes_command = False
-        """Whether what stands behind ``--`` is a command line, left as it is: ``command_line`` of the namespace."""
+        """True if the words behind ``--`` are a command line, left as it is: ``command_line`` of the namespace."""
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
@@ -129,7 +129,7 @@ class _ShowHelp(argparse.Action):
 
 
 def _short(flag: Flag, room: int) -> str:
-    """Return what a flag sets, up to the end of a phrase, and its default, if they fit into ``room`` characters."""
+    """Return the help of a flag, up to the end of a phrase, and its default, if they fit into ``room`` characters."""
     text, default = flag.help.partition("; ")[0], f" ({flag.default})" if flag.default not in UNSAID else ""
     phrase = text.partition(": ")[0]  # an enumeration is there whole or not at all
     ends = [len(text), len(phrase), *(match.start() for match in reversed([*re.finditer(r", | \(", phrase)]))]

@@ -29,7 +29,7 @@ class TaskFlags(NamedTuple):
     flags: list[Flag]
     """The flags, in the order of the options."""
     readers: list[Callable[[str], Any]]
-    """For each flag what reads its value."""
+    """The function that reads the value of each flag."""
 
 
 def named_task(argv: Sequence[str]) -> str:
@@ -44,7 +44,7 @@ def named_task(argv: Sequence[str]) -> str:
 
 
 def _task_of_file(word: str) -> str | None:
-    """Return the task that a config file names; what is wrong with the file is said when the config is loaded."""
+    """Return the task that a config file names. Errors of the file are raised later, when the config is loaded."""
     try:
         text = Path(word).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -77,7 +77,7 @@ def task_flags(name: str, taken: Container[str]) -> TaskFlags:
 
 
 def _about(cls: type[object], without: Sequence[str]) -> str:
-    """Return what the class says of itself, its metrics, and the options that have no flag."""
+    """Return the description of the class, its metrics, and the options that have no flag."""
     from distcore.plugin.task.task import declared_metrics
 
     said = first_sentence(cls)
@@ -105,7 +105,7 @@ def _flag(name: str, option: Option) -> Flag:
 
 
 def _takes(text: str) -> str:
-    """Return what stands for a value of this type in ``--help``."""
+    """Return the placeholder of a value of this type in ``--help``."""
     choices = re.findall(r"'([^']*)'", text)
     if choices:
         return "|".join(choices)
@@ -114,7 +114,7 @@ def _takes(text: str) -> str:
 
 
 def _reader(text: str) -> Callable[[str], Any]:
-    """Return what reads a value of this type: several values with commas, a tree as YAML.
+    """Return the function that reads a value of this type: several values with commas, a tree as YAML.
 
     Texts and numbers stay as they are given: the task's own types read them, and errors show what was typed.
     """

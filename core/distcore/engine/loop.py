@@ -38,9 +38,9 @@ NO_TERMS: Mapping[str, Term] = {}
 
 
 StepAhead = tuple[list[tuple[MicroBatch, Batch]], WithLoss, Callable[[StepResult], Progress]]
-"""A step whose random state is set: its micro-batches, what scales a loss, and what ends it after the optimizer's step.
+"""A seeded step: its micro-batches, the function that scales a loss, and the function that ends the step.
 
-The last moves schedule, average and listeners on, and returns the progress.
+Call the last one after the optimizer's step: it advances schedule, average and listeners, and returns the progress.
 """
 
 
@@ -67,7 +67,7 @@ def steps(
 
 
 def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress) -> Iterator[StepAhead]:
-    """Yield each step from ``progress`` on. Before the next one the caller updates the weights, and ends the step."""
+    """Yield each step from ``progress`` on. The caller updates the weights and ends a step before it takes the next."""
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)

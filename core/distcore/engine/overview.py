@@ -21,7 +21,7 @@ def model_size(module: nn.Module) -> dict[str, int]:
 
 
 def overview(run: Run, data: Datasets) -> Iterator[str]:
-    """Yield the lines, each with what it is about at its beginning."""
+    """Yield the lines; each begins with its subject."""
     config, facts = run.config, data.facts
     source, classes = facts.get("data"), facts.get("classes", facts.get("tags"))
     count = len(classes) if isinstance(classes, list | tuple) else classes

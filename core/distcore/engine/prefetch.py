@@ -52,7 +52,7 @@ class Prefetcher:
             self._thread.fetched = None
 
     def take(self) -> Micros:
-        """Return the micro-batches of the next step, on the device; raises what their collation raised."""
+        """Return the micro-batches of the next step, on the device; raises the error of their collation."""
         if self._thread is None:
             return one_step(self._stream)
         if self._thread.fetched is None:

@@ -196,7 +196,7 @@ def resume_or_start(
 
 
 def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> dict[str, str]:
-    """Write what the run folder has before the first step; return the digests of the task's files on the main rank."""
+    """Write the run folder's files before the first step; return the digests of the task's files on the main rank."""
     digests: dict[str, str] = {}
 
     hooks.states()  # raises now, and not at the first save, for a state that is not JSON

@@ -30,7 +30,7 @@ EXPORTER = "huggingface"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedModel:
-    """The model of a checkpoint, and what is known of it: all that an exporter is given.
+    """The model of a checkpoint, and the known facts about it: all that an exporter is given.
 
     An exporter is an entry point of ``distcore.exports``, a function ``export(trained, to, merged)``. It makes the
     folder ``to``, which is not there yet or empty. ``merged`` asks for a model with its LoRA adapter merged. For an

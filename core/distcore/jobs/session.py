@@ -75,7 +75,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Save what is not saved, and part from the other ranks. After an error do neither: ranks may be apart."""
+        """Save all unsaved state and leave the process group. After an error do neither: ranks may differ in step."""
         with self._stack:
             if kind is None:
                 self.save()

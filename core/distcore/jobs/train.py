@@ -113,7 +113,7 @@ def show(report: Report, config: RunConfig) -> None:
 
 
 def show_evaluation(what: str, evaluation: dict[str, Any], is_said: bool = False) -> None:
-    """Print ``what`` and, unless that ``is_said``, the metrics of an evaluation; then what the task has as text."""
+    """Print ``what`` and, unless that ``is_said``, the metrics of an evaluation; then the task's text."""
     from distcore.extensions.progress import describe_evaluation
 
     print(what if is_said else describe_evaluation(what, evaluation))

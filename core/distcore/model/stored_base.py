@@ -95,7 +95,7 @@ class StoredLinear(nn.Linear):
     """A linear layer whose frozen weight is widened inside the product."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what it would with the weight in fp32."""
+        """Return the output of the layer with its weight in fp32."""
         if torch.is_autocast_enabled(input.device.type):  # it casts the weight, whatever its dtype
             return F.linear(input, self.weight, self.bias)
         product: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ class StoredEmbedding(nn.Embedding):
     """Its module and name: fp32, unless a strategy casts the whole model, or gathers it in another dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what it would with the weight in fp32."""
+        """Return the output of the layer with its weight in fp32."""
         module, name = self.beside
         return super().forward(input).to(getattr(module, name).dtype)
 

@@ -38,9 +38,9 @@ class HasSavedState(Protocol):
     """
 
     def saved_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return what a checkpoint holds for the parameter, by key; a tensor of its shape is sharded as it is."""
+        """Return the checkpoint's values for the parameter, by key; a tensor of its shape is sharded as it is."""
         ...
 
     def load_saved_state(self, parameter: Tensor, saved: dict[str, Tensor]) -> None:
-        """Take over what ``saved_state`` returned for the parameter; the tensors may be on the CPU."""
+        """Take over the result of ``saved_state`` for the parameter; the tensors may be on the CPU."""
         ...

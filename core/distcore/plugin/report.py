@@ -34,7 +34,7 @@ class Report(TypedDict):
     model: dict[str, int]
     """``parameters``, and those ``trained``, by their elements."""
     micro_batches: dict[str, int | None]
-    """Most ``rows`` and ``tokens`` of one, and what one more costs, ``forward_tokens``; null: no bound."""
+    """Most ``rows`` and ``tokens`` of one, and the cost of one more, ``forward_tokens``; null: no bound."""
     padding_free: dict[str, Any]
     """``on``: true without padding, and ``why``; ``difference`` of losses from padded ones, if compared."""
     steps: int

@@ -1,4 +1,4 @@
-"""Axolotl: its YAML, which has names of its own for what the Trainer does."""
+"""Axolotl: its YAML, with its own names for the acts of the Trainer."""
 
 from __future__ import annotations
 

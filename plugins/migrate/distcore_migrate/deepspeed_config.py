@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: what the strategy ``deepspeed`` has options for, what it takes as it is, what it refuses."""
+"""DeepSpeed's JSON: keys with an option of the strategy ``deepspeed``, keys taken as they are, keys refused."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def read(draft: Draft, tree: Tree, source: str) -> None:
 
 
 def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
-    """Set the strategy ``deepspeed`` and what the facts say of it; ``origin``: what asks for it.
+    """Set the strategy ``deepspeed`` and its options by the facts; ``origin`` names the setting that asks for it.
 
     ``with_arguments``: the Trainer's arguments say the schedule; otherwise it is constant unless DeepSpeed has one.
     """

@@ -1,4 +1,4 @@
-"""The programs that start ranks, with their flags: which take a value, and what each of them means here."""
+"""The programs that start ranks, with their flags: whether each takes a value, and its meaning here."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _asks(draft: Draft, name: str) -> bool:
 
 
 def _remarks(draft: Draft, script: Script | None, with_arguments: bool) -> None:
-    """Say what no key says: what differs in the way of training, and what is left open."""
+    """Note the facts that no key holds: differences in training, and open questions."""
     if script is not None and script.trainer and script.lora is None and not _asks(draft, "do_train"):
         draft.note("differs", "do_train, not given", "the script would train nothing; this config trains")
     steps_of_one = draft.facts["accumulation"].value if "accumulation" in draft.facts else 1

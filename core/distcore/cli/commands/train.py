@@ -90,7 +90,7 @@ def config_of(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by dotted key, what a run that goes on must not take from its own config.yaml, given ``changes``.
+    """Return, by dotted key, the settings that a resumed run must not take from its config.yaml, given ``changes``.
 
     Every value is written out there, also those that followed from a value that now is another one.
     """

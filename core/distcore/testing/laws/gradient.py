@@ -38,7 +38,7 @@ def partitions(lab: Lab) -> Measured:
 
 @law("gradient")
 def ranks_hold_one_model(lab: Lab) -> Measured:
-    """After training, the forward pass on every rank gives what the model trained in one process gives."""
+    """After training, the forward pass on every rank equals that of the model trained in one process."""
     problem = Problem(rows=4 * lab.global_batch + 2, evaluation_rows=4 * lab.world.size)
     job = lab.job(problem)
     job.train(STEPS)

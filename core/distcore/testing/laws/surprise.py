@@ -35,7 +35,7 @@ def collectives_per_step(lab: Lab) -> Measured:
 
 @law("surprise")
 def frozen_same_after(lab: Lab) -> Measured:
-    """After training, a frozen model says of a row what it said before, bit for bit."""
+    """After training, a frozen model answers for a row as it did before, bit for bit."""
     if not lab.hooks.capabilities.calls_any_time:
         raise Skip("the strategy declares that only its train_step can call the model")
     job = lab.job(Referenced())

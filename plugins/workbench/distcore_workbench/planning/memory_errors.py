@@ -27,7 +27,7 @@ MESSAGE = re.compile(
 def explain_out_of_memory(
     file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]
 ) -> Iterator[None]:
-    """Raise RankError, one line, if what runs inside dies for want of memory: what it needs, and what to try next.
+    """Raise RankError, one line, if the block dies for want of memory: its need, and the next setting to try.
 
     ``file`` and ``changes`` are what ``read_config`` reads.
     """

@@ -34,7 +34,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     """Counts the bytes of every storage that the operations under it make."""
 
     def __init__(self, copies: bool = True, threads: int | None = None) -> None:
-        """``copies``: collectives are gloo's, which copies what some of them send.
+        """``copies``: collectives are gloo's, which copies the tensors that some of them send.
 
         ``threads``: of this processor, with which kernels compute; ``None``: what they take meanwhile does not count.
         """
@@ -158,7 +158,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
 
 def parts(tensor: Tensor) -> list[Tensor]:
-    """Return the plain tensors of which a tensor consists: itself, or what a subclass wraps."""
+    """Return the plain tensors of a tensor: itself, or those that a subclass wraps."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()

@@ -22,7 +22,7 @@ HEAVIEST = 2
 SEARCHED = 100_000
 """Most steps of an epoch among which these are looked for."""
 WAIT = 10.0
-"""Seconds for which a rank waits until the others have written what they saw."""
+"""Seconds for which a rank waits until the others have written their findings."""
 
 
 class TrialOver(DistcoreError):
