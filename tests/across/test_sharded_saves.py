@@ -67,7 +67,7 @@ def peak() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def saved(strategy: str, folder: Path, extensions: dict[str, object]) -> int:
+def train_and_save(strategy: str, folder: Path, extensions: dict[str, object]) -> int:
     """In each rank: train a step and save; how many bytes more than before that took."""
     rank_info = join() or RankInfo()
     export(rank_info)
@@ -93,7 +93,7 @@ def saved(strategy: str, folder: Path, extensions: dict[str, object]) -> int:
 def test_each_rank_writes_its_half_and_holds_no_more(strategy: str, tmp_path: Path) -> None:
     if strategy not in registry.offers("strategies"):
         pytest.skip(f"{strategy} is not installed")
-    grown = launch(partial(saved, strategy, tmp_path, {}), nproc=2, timeout=120)
+    grown = launch(partial(train_and_save, strategy, tmp_path, {}), nproc=2, timeout=120)
     files = list(tmp_path.glob("step-*/*.safetensors"))
     shares = [sum(file.stat().st_size for file in files if f"-0000{rank}-" in file.name) for rank in range(2)]
     assert sum(shares) > 3 * WEIGHTS
@@ -104,5 +104,5 @@ def test_each_rank_writes_its_half_and_holds_no_more(strategy: str, tmp_path: Pa
 
 def test_a_rank_that_gathers_would_be_noticed(tmp_path: Path) -> None:
     pytest.importorskip("distcore_fsdp")
-    grown = launch(partial(saved, "fsdp", tmp_path, {"gathers": Gathers()}), nproc=2, timeout=120)
+    grown = launch(partial(train_and_save, "fsdp", tmp_path, {"gathers": Gathers()}), nproc=2, timeout=120)
     assert min(grown) > WEIGHTS / 2

@@ -140,17 +140,17 @@ def values_of(name: str, value: float) -> Change:
     return change
 
 
-def swapped(path: Path, manifest: dict[str, Any]) -> None:
+def swap_pieces(path: Path, manifest: dict[str, Any]) -> None:
     weight, moment = (manifest["tensors"][name] for name in ("model/weight", "optimizer/weight/exp_avg"))
     weight["pieces"], moment["pieces"] = moment["pieces"], weight["pieces"]
 
 
-def moved(path: Path, manifest: dict[str, Any]) -> None:
+def move_and_link(path: Path, manifest: dict[str, Any]) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def nested(path: Path, manifest: dict[str, Any]) -> None:
+def nest_state(path: Path, manifest: dict[str, Any]) -> None:
     content(STATE, b"[" * 200_000)(path, manifest)
 
 
@@ -166,7 +166,7 @@ HOSTILE: dict[str, Change] = {
     **{f"pickle {protocol} as tensors": content(FILES[0], data) for protocol, data in enumerate(PICKLES)},
     **{f"pickle {protocol} as state": content(STATE, data) for protocol, data in enumerate(PICKLES)},
     "state is a list": content(STATE, b"[]"),
-    "state is deep": nested,
+    "state is deep": nest_state,
     "state is text": content(STATE, b"import os"),
     "huge shape": put(*WEIGHT, "shape", value=[2**40, 2**40]),
     "huge count": put(*PIECE, "count", value=2**60),
@@ -199,8 +199,8 @@ HOSTILE: dict[str, Change] = {
     "link to a device": linked(FILES[0], "/dev/zero"),
     "link as state": linked(STATE, "/dev/zero"),
     "a pipe": pipe,
-    "pieces swapped": swapped,
-    "link to a checkpoint": moved,
+    "pieces swapped": swap_pieces,
+    "link to a checkpoint": move_and_link,
     "a key of the state twice": content(STATE, b'{"best": null, "progress": {}, "best": null}'),
     "weights that are no numbers": values_of(FILES[0], float("nan")),
     "moments that are no numbers": values_of(FILES[1], float("nan")),

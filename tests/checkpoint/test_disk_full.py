@@ -33,7 +33,7 @@ def go_on(out: Path, way: str, before: Callable[[], object] | None = None) -> su
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, preexec_fn=before)
 
 
-def is_refused(done: subprocess.CompletedProcess[str], out: Path, reason: str) -> None:
+def check_refused(done: subprocess.CompletedProcess[str], out: Path, reason: str) -> None:
     """One line, the previous checkpoint whole, nothing left of the new one."""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: checkpoint {out}/checkpoints/step-00000012 could not be written: ")
@@ -58,7 +58,7 @@ def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
     size = sum(-(-file.stat().st_size // PAGE) for file in out.glob("checkpoints/*/*"))
     free = os.statvfs(small_disk).f_bavail - size * 2 // 3
     (small_disk / "ballast").write_bytes(bytes(free * PAGE))
-    is_refused(go_on(out, way), out, "No space left on device")
+    check_refused(go_on(out, way), out, "No space left on device")
     (small_disk / "ballast").unlink()
     goes_on(out, way, undisturbed)
 
@@ -69,5 +69,5 @@ def test_a_limit_on_the_size_of_files(undisturbed: Path, tmp_path: Path, way: st
     out = at_step(8, undisturbed, tmp_path / "run")
     largest = max(file.stat().st_size for file in out.glob("checkpoints/*/*.safetensors"))
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest // 3,) * 2)
-    is_refused(go_on(out, way, limit), out, "File too large")
+    check_refused(go_on(out, way, limit), out, "File too large")
     goes_on(out, way, undisturbed)

@@ -124,7 +124,7 @@ class Strategy(SingleStrategy):
     """One process, broken by a test."""
 
 
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) -> Iterator[object]:
+def train_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) -> Iterator[object]:
     monkeypatch.setattr("distcore.resolve.strategies.build", lambda kind, *_: strategy if kind == "strategy" else None)
     return train(config_of(tmp_path), Problem())  # type: ignore[return-value]
 
@@ -136,7 +136,7 @@ def test_the_data_guard_sees_a_sampler_that_drops_rows(tmp_path: Path, monkeypat
             return rank_sampler(plan, 0, 2)
 
     with pytest.raises(AgreementError, match=r"share out the global batch: 0 rows on several ranks, [1-7] on none"):
-        broken(tmp_path, monkeypatch, Drops())
+        train_broken(tmp_path, monkeypatch, Drops())
 
 
 def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monk
             return {name: torch.cat([rows, rows]) if twice else rows for name, rows in outputs.items()}
 
     with pytest.raises(AgreementError, match="evaluation returned 22 rows, 11 of them different, for a dataset of 11"):
-        broken(tmp_path, monkeypatch, Doubles())
+        train_broken(tmp_path, monkeypatch, Doubles())
 
 
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,9 @@ def optimizer_of(name: str, module: nn.Module, **settings: Any) -> torch.optim.O
     return made
 
 
-def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:
+def apply_steps(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]
+) -> None:
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
@@ -57,10 +59,12 @@ def test_an_optimizer_is_elementwise_if_and_only_if_it_says_so(name: str) -> Non
     all_values: list[list[Tensor]] = [list(whole.parameters()), *gradients]
     flat = [torch.cat([value.reshape(-1) for value in values]) for values in all_values]
     cut = Matrices(*flat[0].detach().tensor_split([7]))
-    stepped(optimizer_of(name, whole), list(whole.parameters()), gradients)
+    apply_steps(optimizer_of(name, whole), list(whole.parameters()), gradients)
     expected = torch.cat([value.detach().reshape(-1) for value in whole.parameters()])
     try:
-        stepped(optimizer_of(name, cut), list(cut.parameters()), [list(step.tensor_split([7])) for step in flat[1:]])
+        apply_steps(
+            optimizer_of(name, cut), list(cut.parameters()), [list(step.tensor_split([7])) for step in flat[1:]]
+        )
         same = torch.allclose(torch.cat([p.detach() for p in cut.parameters()]), expected, rtol=1e-5)
     except Exception:  # Muon refuses what is no matrix
         same = False
@@ -83,7 +87,7 @@ def test_an_optimizer_of_torch_is_torchs_own(name: str) -> None:
     theirs = OF_TORCH[name]([{"params": list(expected.parameters()), "lr": 0.1, "weight_decay": 0.1}])
     assert type(own) is type(theirs)
     for module, optimizer in ((trained, own), (expected, theirs)):
-        stepped(optimizer, list(module.parameters()), gradients)
+        apply_steps(optimizer, list(module.parameters()), gradients)
     for a, b in zip(trained.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 

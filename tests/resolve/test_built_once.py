@@ -37,7 +37,7 @@ DDP = ("distcore_ddp.strategy", "DDPStrategy")
 SINGLE = ("distcore.strategies.single", "SingleStrategy")
 
 
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, base: str) -> Path:
+def install_strategy(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, base: str) -> Path:
     """Put a distribution with the strategy ``counting``, and a task, into ``folder``; return the file they log to."""
     monkeypatch.delitem(sys.modules, "counting_strategy", raising=False)  # that of another test
     monkeypatch.syspath_prepend(str(folder))
@@ -63,7 +63,7 @@ def built(log: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("flags", [["--dry-run"], []], ids=["dry-run", "train"])
 def test_a_process_builds_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
-    log = installed(tmp_path, monkeypatch, *SINGLE)
+    log = install_strategy(tmp_path, monkeypatch, *SINGLE)
     assert "counting" in registry.offers("strategies")
     assert train(tmp_path, *flags) == 0
     assert sorted(built(log).values()) == [1, 1]
@@ -72,6 +72,6 @@ def test_a_process_builds_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.ranks
 def test_so_does_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distcore_ddp")
-    log = installed(tmp_path, monkeypatch, *DDP)
+    log = install_strategy(tmp_path, monkeypatch, *DDP)
     assert train(tmp_path, "--nproc", "2") == 0
     assert list(built(log).values()) == [1] * 6  # strategy and task: in this process, and in two ranks

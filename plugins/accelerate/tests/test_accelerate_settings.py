@@ -30,7 +30,7 @@ ZERO3 = {
 }
 
 
-def written(folder: Path, **changes: Any) -> str:
+def write_config(folder: Path, **changes: Any) -> str:
     """A file of ``accelerate config`` with the keys that it always writes."""
     tree: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -62,13 +62,13 @@ def resolved(options: dict[str, Any], started: int | None = None, **changes: Any
 
 
 def test_a_file_fills_in_what_the_user_left_open(tmp_path: Path) -> None:
-    config = resolved({"config_file": written(tmp_path, mixed_precision="bf16", num_processes=4)})
+    config = resolved({"config_file": write_config(tmp_path, mixed_precision="bf16", num_processes=4)})
     assert (config.precision, config.nproc, config.device) == ("bf16", 4, "cpu")
 
 
 def test_a_section_for_deepspeed_fills_in_batch_and_clipping(tmp_path: Path) -> None:
     section = {"zero_stage": 2, "gradient_clipping": 0.5, "gradient_accumulation_steps": 4}
-    file = written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section)
+    file = write_config(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section)
     config = resolved({"config_file": file}, global_batch_size=64)
     assert (config.clip.norm, config.micro_batch_size, config.schedule.name) == (0.5, 8, "linear")
 
@@ -76,7 +76,7 @@ def test_a_section_for_deepspeed_fills_in_batch_and_clipping(tmp_path: Path) -> 
 def test_a_section_for_deepspeed_becomes_its_json(tmp_path: Path) -> None:
     section = {"zero_stage": 3, "gradient_clipping": 1.0, "offload_param_device": "cpu", "zero3_init_flag": True}
     options = AccelerateStrategy(
-        config_file=written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section, use_cpu=False)
+        config_file=write_config(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section, use_cpu=False)
     )
     tree = user_config(options, options.settings).tree
     assert tree["zero_optimization"] == {"stage": 3, "offload_param": {"device": "cpu"}}
@@ -87,7 +87,7 @@ def test_a_section_for_deepspeed_becomes_its_json(tmp_path: Path) -> None:
 def test_a_deepspeed_json_is_filled_in_and_brings_its_own_optimizer(tmp_path: Path) -> None:
     (tmp_path / "zero3.json").write_text(json.dumps(ZERO3), encoding="utf-8")
     section = {"deepspeed_config_file": str(tmp_path / "zero3.json"), "zero3_init_flag": True}
-    file = written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section, mixed_precision="bf16")
+    file = write_config(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section, mixed_precision="bf16")
     options = AccelerateStrategy(config_file=file)
     config = resolved({"config_file": file}, global_batch_size=32, micro_batch_size=4, lr=1e-3)
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_followed_is_one_line(
     changes: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        resolved({"config_file": written(tmp_path, **changes)}, **settings)
+        resolved({"config_file": write_config(tmp_path, **changes)}, **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -226,12 +226,12 @@ def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
 
 def test_an_option_and_a_file_that_disagree_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"backend = 'deepspeed', but .*distributed_type = 'MULTI_CPU'"):
-        resolved({"backend": "deepspeed", "config_file": written(tmp_path)})
+        resolved({"backend": "deepspeed", "config_file": write_config(tmp_path)})
 
 
 def test_ranks_of_a_launcher_are_compared_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_processes = 2, but there are 4 rank"):
-        resolved({"config_file": written(tmp_path)}, started=4)
+        resolved({"config_file": write_config(tmp_path)}, started=4)
 
 
 def test_an_unknown_tracker_names_the_nearest() -> None:

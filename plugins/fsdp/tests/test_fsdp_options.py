@@ -48,7 +48,7 @@ def test_law_holds_with_option(label, case):
     assert finding.held, str(finding)
 
 
-def refused(**options):
+def resolve_options(**options):
     from distcore.resolve.resolve import resolve
 
     config = RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", lr=0.01, out="never-made")
@@ -57,32 +57,32 @@ def refused(**options):
 
 def test_a_shard_size_that_does_not_divide_the_ranks_names_those_that_do():
     with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks \(possible: 1, 2, 4\)"):
-        refused(sharding="hybrid", shard_size=3)
+        resolve_options(sharding="hybrid", shard_size=3)
 
 
 def test_a_shard_size_without_hybrid_is_refused():
     with pytest.raises(ConfigError, match=r"shard_size = 2: is for sharding = 'hybrid', not 'grad'"):
-        refused(sharding="grad", shard_size=2)
+        resolve_options(sharding="grad", shard_size=2)
 
 
 def test_an_unknown_sharding_lists_the_known():
     with pytest.raises(StrategyError, match=r"sharding = 'half': input should be 'full', 'grad', 'hybrid' or 'none'"):
-        refused(sharding="half")
+        resolve_options(sharding="half")
 
 
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(StrategyError, match=r"unknown option 'shardng' \(did you mean 'sharding'\?\)"):
-        refused(shardng="full")
+        resolve_options(shardng="full")
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "some"])
 def test_a_prefetch_that_is_no_count_is_refused(value):
     with pytest.raises(StrategyError, match=r"forward_prefetch"):
-        refused(forward_prefetch=value)
+        resolve_options(forward_prefetch=value)
 
 
 def test_hybrid_shards_over_the_ranks_of_a_machine_unless_told(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks"):
-        refused(sharding="hybrid")
+        resolve_options(sharding="hybrid")
     FSDPStrategy(sharding="hybrid", shard_size=2).check_config(RunConfig(nproc=4))

@@ -58,7 +58,7 @@ def split(model, ranks, plan=None, rank=0):
     return split_layers(model, plan_for(model, plan), ParallelGroup(cast(ProcessGroup, None), rank, ranks))[0]
 
 
-def refused(nproc=4, **options):
+def resolve_options(nproc=4, **options):
     lora = options.pop("lora", None)
     keys: dict[str, Any] = {"lora": {"rank": lora}} if lora else {}
     keys |= {"strategy": "mesh", "strategy_options": options, "nproc": nproc, "device": "cpu", "lr": 0.01}
@@ -95,7 +95,7 @@ def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
 )
 def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message):
     with pytest.raises(ConfigError, match=message):
-        refused(**options)
+        resolve_options(**options)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, mess
 
 def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(StrategyError, match="pp_schedule = 'dual': input should be '1f1b', 'gpipe' or 'interleaved'"):
-        refused(pp=2, pp_schedule="dual")
+        resolve_options(pp=2, pp_schedule="dual")
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
 )
 def test_a_plan_file_that_is_none_is_one_line(text, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        refused(tp=2, plan=file(tmp_path, text))
+        resolve_options(tp=2, plan=file(tmp_path, text))
 
 
 def test_a_plan_without_anything_to_split_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is for tp greater than 1"):
-        refused(tp=1, plan=file(tmp_path, "a: colwise"))
+        resolve_options(tp=1, plan=file(tmp_path, "a: colwise"))
 
 
 def test_a_users_plan_splits_an_own_module(tmp_path):

@@ -24,7 +24,9 @@ def groups_of(module: nn.Module) -> list[dict[str, Any]]:
     return [{"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.1}]
 
 
-def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:
+def apply_steps(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]
+) -> None:
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
@@ -38,7 +40,7 @@ def test_adafactor_is_torchs_own() -> None:
     own, theirs = Adafactor().build(trained, groups_of(trained)), torch.optim.Adafactor(groups_of(expected))
     assert type(own) is type(theirs)
     for module, optimizer in ((trained, own), (expected, theirs)):
-        stepped(optimizer, list(module.parameters()), gradients)
+        apply_steps(optimizer, list(module.parameters()), gradients)
     for a, b in zip(trained.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -51,7 +53,7 @@ def test_lion_is_the_algorithm_of_the_paper() -> None:
         direction = torch.sign(0.9 * mean + 0.1 * gradient)  # line by line: algorithm 2
         mean = 0.99 * mean + 0.01 * gradient
         weight = weight - 0.1 * (direction + 0.5 * weight)
-        stepped(optimizer, [parameter], [[gradient]])
+        apply_steps(optimizer, [parameter], [[gradient]])
     torch.testing.assert_close(parameter.detach(), weight)
     torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], mean)
 
@@ -67,7 +69,7 @@ def test_muon_is_torchs_for_matrices_of_blocks_and_adamw_for_the_rest() -> None:
         torch.optim.AdamW(rest, lr=0.1, weight_decay=0.1, fused=True),
     ]
     gradients = [[torch.randn_like(p) for p in trained.parameters()] for _ in range(3)]
-    stepped(Muon().build(trained, groups_of(trained)), list(trained.parameters()), gradients)
+    apply_steps(Muon().build(trained, groups_of(trained)), list(trained.parameters()), gradients)
     for step in gradients:
         for parameter, gradient in zip(expected.parameters(), step, strict=True):
             parameter.grad = gradient.clone()
@@ -81,14 +83,14 @@ def test_muon_steps_on_after_its_state_was_loaded_and_its_rate_changed() -> None
     first, second = Classifier(), Classifier()
     gradients = [[torch.randn_like(p) for p in first.parameters()] for _ in range(4)]
     whole = Muon().build(first, groups_of(first))
-    stepped(whole, list(first.parameters()), gradients[:2])
+    apply_steps(whole, list(first.parameters()), gradients[:2])
     second.load_state_dict(first.state_dict())
     loaded = Muon().build(second, groups_of(second))
     loaded.load_state_dict(deepcopy(whole.state_dict()))
     for optimizer, module in ((whole, first), (loaded, second)):
         for group in optimizer.param_groups:
             group["lr"] = 0.01
-        stepped(optimizer, list(module.parameters()), gradients[2:])
+        apply_steps(optimizer, list(module.parameters()), gradients[2:])
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -31,21 +31,21 @@ def unlabeled(prepared: tuple[CausalLM, Any], *given: object) -> Any:
     return task.unlabeled(FileRows(file="new.jsonl", start=5, records=[(one,) for one in given]), data)
 
 
-def opened(task: CausalLM, folder: Path, *rows: object) -> list[tuple[object, ...]]:
+def write_and_open(task: CausalLM, folder: Path, *rows: object) -> list[tuple[object, ...]]:
     (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return list(task.open_rows(folder / "new.jsonl", {}))
 
 
 def test_the_column_is_what_the_file_has_or_the_form_says(tmp_path: Path) -> None:
     task = CausalLM()
-    assert opened(task, tmp_path, {"prompt": "a", "text": "b"}) == [("a",)]
-    assert opened(task, tmp_path, {"text": "b"}) == [("b",)]
-    assert opened(task, tmp_path, {"messages": [USER]}) == [([USER],)]
-    assert opened(task, tmp_path, ["a"]) == [("a",)]
-    assert opened(task, tmp_path, [[USER]]) == [([USER],)]
-    assert opened(CausalLM(form="documents"), tmp_path, {"prompt": "a", "text": "b"}) == [("b",)]
+    assert write_and_open(task, tmp_path, {"prompt": "a", "text": "b"}) == [("a",)]
+    assert write_and_open(task, tmp_path, {"text": "b"}) == [("b",)]
+    assert write_and_open(task, tmp_path, {"messages": [USER]}) == [([USER],)]
+    assert write_and_open(task, tmp_path, ["a"]) == [("a",)]
+    assert write_and_open(task, tmp_path, [[USER]]) == [([USER],)]
+    assert write_and_open(CausalLM(form="documents"), tmp_path, {"prompt": "a", "text": "b"}) == [("b",)]
     with pytest.raises(DataError, match=r"none of the columns messages \(messages\), prompt \(prompts\), text \(doc"):
-        opened(task, tmp_path, {"question": "a"})
+        write_and_open(task, tmp_path, {"question": "a"})
 
 
 def test_ids_stand_behind_what_the_model_goes_on_from(tmp_path: Path) -> None:

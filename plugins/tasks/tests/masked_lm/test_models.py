@@ -70,7 +70,7 @@ def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(kind
     assert 0 <= int(together["right"].sum()) <= data.evaluation.items.sum()
 
 
-def changed(folder: str, **changes: Any) -> str:
+def change_config(folder: str, **changes: Any) -> str:
     file = Path(folder) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return folder
@@ -84,7 +84,7 @@ def changed(folder: str, **changes: Any) -> str:
     ],
 )
 def test_a_model_that_does_not_serve_is_named(kind: str, problem: str, tmp_path: Path) -> None:
-    model = changed(saved("bert", tmp_path), model_type=kind)
+    model = change_config(saved("bert", tmp_path), model_type=kind)
     with pytest.raises(ModelError, match=problem):
         task_of(tmp_path, model=model, max_seq_len=64).prepare(RunConfig())
 
