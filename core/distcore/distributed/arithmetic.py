@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -21,72 +21,48 @@ def arithmetic_of(config: RunConfig) -> Iterator[None]:
 
     Raises ConfigError, one line, for an operation without a repeatable algorithm on its device.
     """
-    with _force_determinism(config), _allow_bf16_attention(config), _allow_tf32(config):
-        yield
+    with ExitStack() as undo:
+        if config.deterministic:
+            _force_determinism(undo)
+        if "bf16" in (config.precision, config.eval_precision) and config.device == "cpu":
+            _allow_bf16_attention(undo)
+        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv) if config.tf32 else ():  # type: ignore[attr-defined]
+            undo.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+            backend.fp32_precision = "tf32"
+        try:
+            yield
+        except RuntimeError as error:
+            operation, says, _ = str(error).partition(" does not have a deterministic implementation")
+            if not (says and config.deterministic):
+                raise
+            raise ConfigError(
+                f"deterministic: {operation} has no algorithm that repeats itself on {config.device!r}; leave it off, "
+                "or change the model"
+            ) from None
 
 
-@contextmanager
-def _force_determinism(config: RunConfig) -> Iterator[None]:
-    """Restrict torch to algorithms that repeat bit for bit inside the ``with`` block, if the config asks for it.
-
-    Raises ConfigError, one line, for an operation of the model without such an algorithm on its device.
-    """
-    if not config.deterministic:
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    chosen, set_here = torch.backends.cudnn.benchmark, WORKSPACE not in os.environ
-    os.environ.setdefault(WORKSPACE, REPEATABLE[0])
-    torch.backends.cudnn.benchmark = False  # it chooses between algorithms by their speed
+def _force_determinism(undo: ExitStack) -> None:
+    """Restrict torch to algorithms that repeat bit for bit."""
+    warns, cudnn = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn
+    undo.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
+    undo.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+    if WORKSPACE not in os.environ:
+        os.environ[WORKSPACE] = REPEATABLE[0]
+        undo.callback(os.environ.pop, WORKSPACE, None)
+    cudnn.benchmark = False  # it chooses between algorithms by their speed
     torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    except RuntimeError as error:
-        operation, says, _ = str(error).partition(" does not have a deterministic implementation")
-        if not says:
-            raise
-        raise ConfigError(
-            f"deterministic: {operation} has no algorithm that repeats itself on {config.device!r}; leave it off, or "
-            "change the model"
-        ) from None
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = chosen
-        if set_here:
-            os.environ.pop(WORKSPACE, None)
 
 
-@contextmanager
-def _allow_bf16_attention(config: RunConfig) -> Iterator[None]:
-    """Let attention with dropout multiply in bf16 inside the ``with`` block, for a bf16 run on a CPU.
+def _allow_bf16_attention(undo: ExitStack) -> None:
+    """Let attention with dropout multiply in bf16 on a CPU.
 
     torch has no fused kernel for it there. Its unfused attention would cast bf16 inputs to fp32 first. The softmax is
     summed in fp32 either way.
     """
     backend = torch.backends.cuda  # where torch keeps the setting of all devices
-    if "bf16" not in (config.precision, config.eval_precision) or config.device != "cpu":
-        yield
-        return
     before = backend.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    undo.callback(backend.allow_fp16_bf16_reduction_math_sdp, before)
     backend.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        backend.allow_fp16_bf16_reduction_math_sdp(before)
-
-
-@contextmanager
-def _allow_tf32(config: RunConfig) -> Iterator[None]:
-    """Let a GPU multiply fp32 matrices in TF32, of 10 bits, inside the ``with`` block, if the config asks for it."""
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends] if config.tf32 else []
-    for backend in backends if config.tf32 else ():
-        backend.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=False):
-            backend.fp32_precision = precision
 
 
 def check_arithmetic(config: RunConfig) -> None:
