@@ -33,14 +33,14 @@ from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Batch, Dataset, Task
 
 Term = tuple[float, Column]
-"""The scale of an additional term of the loss, and the weight of each row in its mean."""
+"""An additional term of the loss: its scale, and the weight of each row in the mean of the term."""
 NO_TERMS: Mapping[str, Term] = {}
 
-
 StepAhead = tuple[list[tuple[MicroBatch, Batch]], WithLoss, Callable[[StepResult], Progress]]
-"""A seeded step: its micro-batches, the function that scales a loss, and the function that ends the step.
+"""A step to run, with random generators seeded: its micro-batches, a function that scales a loss, and ``finish``.
 
-Call the last one after the optimizer's step: it advances schedule, average and listeners, and returns the progress.
+Call ``finish`` after the optimizer's step: it updates learning rate and averaged weights, calls the listeners' hooks,
+and returns the progress.
 """
 
 
@@ -49,9 +49,9 @@ def steps(
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
     """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
-    The loss is a scalar tensor on the device. Its sum over shard leaders, divided by ``run.loss_multiplier``, is the
-    mean loss over the items of the global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if
-    collation is random.
+    The loss is a scalar tensor on the device. The sum over one rank of each data shard, divided by
+    ``run.loss_multiplier``, is the mean loss over the items of the global batch. Raises AgreementError if a rank trains
+    on wrong rows, TaskError if collation is random.
     """
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
     step_of = partial(train_whole_batch, hooks, bound, autocast) if bound.whole_batch else partial(train_step, hooks)
@@ -67,7 +67,7 @@ def steps(
 
 
 def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress) -> Iterator[StepAhead]:
-    """Yield each step from ``progress`` on. The caller updates the weights and ends a step before it takes the next."""
+    """Yield each step from ``progress`` on. The caller updates weights and calls ``finish`` before the next step."""
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
@@ -93,7 +93,7 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
         while progress.step < run.total_steps:
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_start(run, progress)
-            varied = in_epoch(dataset, progress.epoch)
+            varied = in_epoch(dataset, progress.epoch)  # a dataset may vary its rows by epoch
             counts = {name: counts_of(varied).get(name, varied.items) for name in bound.logs}
             per_row = common_value(varied.items)  # if all rows have the same number of items, no step reads the column
             left = run.total_steps - progress.step
@@ -125,12 +125,12 @@ def scaled_loss(
 ) -> StepLoss:
     """Return a function that computes a micro-batch's share of the mean loss, times ``run.loss_multiplier``.
 
-    The share of a padding micro-batch is 0. ``others`` has the scale of each additional term of the loss, ``masks`` the
+    The share of a padding micro-batch is 0. ``others`` has each additional term of the loss by name, ``masks`` the
     dropout masks by row.
     """
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
-        run.tally.muted = micro.is_padding
+        run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
         if masks:
             masks.begin_rows(micro.indices)
         with autocast:
@@ -144,14 +144,14 @@ def scaled_loss(
             factor, count = others[name]
             run.log(name, term, int(read(count, micro.indices).sum()))
             total = total + term * factor
-        # A micro-batch of padding still runs backward, with weight 0, so that this rank joins every collective.
+        # A padding micro-batch still runs backward, with weight 0, so that this rank joins every collective.
         return total * 0.0 if micro.is_padding else total
 
     return scaled
 
 
 def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
-    """Return scale and row weights of each additional term by its name; ``rows`` are those of the global batch."""
+    """Return each additional term of the loss by name. ``rows``: numbers of the rows of the global batch."""
     totals = {name: int(read(count, rows).sum()) for name, count in counts.items()}
     return {name: (run.loss_multiplier / totals[name] if totals[name] else 0.0, counts[name]) for name in counts}
 
@@ -159,7 +159,7 @@ def other_terms(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dic
 def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
     """Run forward and backward over the micro-batches of one step; return the sum of their scaled losses.
 
-    The default of the operation ``train_step``.
+    A strategy may replace this function by its hook ``train_step``.
     """
     total: Tensor | None = None
     for micro, batch in micros:
@@ -183,7 +183,7 @@ def seed_step(run: Run, step: int, masks: RowMasks | None) -> None:
 
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
-    """Return the progress after one more optimizer step, of ``rows`` rows."""
+    """Return the progress after one more optimizer step, on ``rows`` rows."""
     ended = progress.step_in_epoch + 1 == plan.steps
     return Progress(
         step=progress.step + 1,

@@ -15,7 +15,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def compression_hook(kind: str) -> CommHook:
     """Return a DDP communication hook that averages gradients in half precision.
 
-    ``kind``: ``fp16`` or ``bf16``. torch's own ``bf16_compress_hook`` refuses gloo, hence this one for both dtypes.
+    ``kind``: ``fp16`` or ``bf16``. torch's own ``bf16_compress_hook`` refuses gloo, so this hook does both dtypes.
     """
     dtype = DTYPES[kind]
 

@@ -24,7 +24,7 @@ from distcore import (
 class DataParallelStrategy:
     """Run one process that copies the model to every GPU in each forward pass. On a CPU, train as one process."""
 
-    tunes: ClassVar = ()  # one process per device is always faster
+    tunes: ClassVar = ()  # distcore tune leaves dp out: one process per device is always faster
 
     capabilities: ClassVar = Capabilities(
         spec_version=3,
@@ -46,7 +46,7 @@ class DataParallelStrategy:
         return footprint.whole(meta_model, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself. A trace runs the whole batch on one device, which overestimates the first of several GPUs."""
+        """Return itself: ``distcore plan`` traces the whole batch on one device, an upper bound for several GPUs."""
         return self
 
     @hookimpl

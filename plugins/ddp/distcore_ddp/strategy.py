@@ -44,7 +44,7 @@ class DDPState:
     wrapped: DistributedDataParallel
     """The model in DDP."""
     has_run: bool = False
-    """True once a micro-batch has run. torch records a static graph in the first backward, which must all-reduce."""
+    """True once a micro-batch has run: the first backward pass records a static graph, so it must all-reduce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class DDPStrategy:
     """Replicate the model on every rank and average gradients while they are computed."""
 
     tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"bucket_mb": 5}, {"bucket_mb": 100})
+    """Options that ``distcore tune`` tries."""
 
     bucket_mb: int = 25
     """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""
@@ -60,11 +61,11 @@ class DDPStrategy:
     find_unused: bool = False
     """Allow parameters that get no gradient in some steps. DDP then walks over the graph in every step."""
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """Send gradients in half precision: half the traffic. Rounding exempts it from laws 2 and 3, and parts of law 5."""
+    """Send gradients in half precision: half the traffic, but rounded. Laws 2 and 3 and parts of law 5 do not apply."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds the mask of used parameters."""
+        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds a mask of used parameters."""
         return Capabilities(
             spec_version=3,
             other_optimizers="all",
@@ -98,7 +99,7 @@ class DDPStrategy:
         return replace(memory, sent=footprint.shared(on_wire, ranks, times=2))
 
     def traced(self) -> object:
-        """Return a stand-in that emulates DDP's buckets: DDP's reducer cannot run on fake tensors."""
+        """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot run on fake tensors."""
         return TracedBuckets(self.bucket_mb)
 
     @hookimpl
@@ -110,7 +111,7 @@ class DDPStrategy:
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Wrap the model in DDP. For an evaluation, only move it to the device."""
         model = model.to(run.world.device)
-        # An evaluation needs no gradients, and DDP's forward may communicate, so that every rank would have to call it.
+        # An evaluation needs no gradients. DDP's forward may communicate, so ranks would need equally many batches.
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
         wrapped = DistributedDataParallel(
@@ -124,14 +125,15 @@ class DDPStrategy:
         wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
         if self.compression != "none":
             wrapped.register_comm_hook(None, compression_hook(self.compression))
-        # A dummy backward pass: a static graph would record it, and with find_unused torch never rebuilds buckets.
+        # A dummy backward pass makes torch regroup buckets now. A static graph would record that pass, and with
+        # find_unused torch never regroups.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
         return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """All-reduce gradients in the last micro-batch only; with a static graph in the run's first one, too."""
+        """All-reduce in the last micro-batch of a step, and with a static graph in the run's first micro-batch."""
         state: DDPState = run.strategy_state
         if last or (self.static_graph and not state.has_run):
             state.has_run = True

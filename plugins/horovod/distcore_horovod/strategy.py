@@ -53,7 +53,7 @@ class HorovodStrategy:
     """How gradients are combined. ``sum`` and ``average`` train in the same way: the core scales the loss for either.
     ``adasum`` combines optimizer steps instead of gradients."""
     compression: Literal["none", "fp16"] = "none"
-    """Send gradients in half precision: half the traffic. Rounding exempts it from laws 2 and 3, and parts of law 5."""
+    """Send gradients in half precision: half the traffic, but rounded. Laws 2 and 3 and parts of law 5 do not apply."""
     groups: Annotated[int, Field(ge=0)] = 1
     """Number of groups in which gradients are sent, each when it is complete: runs then repeat bit for bit. 0 sends
     gradients as they come, fused by timing: more overlap with backward, but above two ranks rounding varies."""

@@ -57,7 +57,7 @@ class TokenDataset:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
+        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest row.
 
         ``input_ids``, ``attention_mask`` and, if the dataset has types, ``token_type_ids`` are int64 ``(n, longest)``,
         ``labels`` ``(n, …)``.
@@ -79,7 +79,7 @@ class TokenDataset:
 def model_inputs(
     rows: np.ndarray, tokens: Flat, types: Flat | None, *, pad: int, type_pad: int, left: bool
 ) -> dict[str, Tensor]:
-    """Return the rows ``rows``, int64 ``(n,)``, under transformers' names of model inputs.
+    """Return the rows with the numbers ``rows``, int64 ``(n,)``, by transformers' names of model inputs.
 
     ``input_ids``, ``attention_mask`` and, with ``types``, ``token_type_ids`` are int64 ``(n, longest)`` on the CPU.
     """
@@ -107,11 +107,11 @@ def write_tokens(
     folder.mkdir()
     cut = 0
     with FlatFile(folder, "tokens", np.int32) as tokens, ArrayFile(folder / TYPES, np.int8) as types:
-        for some in encoded:
-            tokens.add(some.tokens)
-            if some.types is not None:
-                types.add(some.types.values)
-            cut += some.cut
+        for chunk in encoded:
+            tokens.add(chunk.tokens)
+            if chunk.types is not None:
+                types.add(chunk.types.values)
+            cut += chunk.cut
     typed = [map_array(folder / TYPES)] if types.count else []
     if not typed:
         (folder / TYPES).unlink()
@@ -127,8 +127,8 @@ def write_tokens(
 def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
     """Map the arrays of ``write_tokens`` into memory.
 
-    ``pad``, ``pad_left`` and ``type_pad``: token, side and token type of padding. ``source``: the file or embedded
-    dataset of the rows.
+    Padding has the token ``pad`` and the token type ``type_pad``, and comes first if ``pad_left``. ``source`` names the
+    file or embedded dataset of the rows.
     """
     tokens = open_flat(folder, "tokens")
     lengths = tokens.lengths

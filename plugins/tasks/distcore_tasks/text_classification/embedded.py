@@ -1,7 +1,7 @@
 """Embedded datasets: paragraphs of Python's own docstrings.
 
-``stdlib-docs``: paragraphs, labeled by subject. The texts are docstrings of modules, classes and functions of the
-standard library, parsed from the source of the running Python with ``ast`` (nothing is imported) and split into
+``stdlib-docs``: paragraphs, labeled by subject. The texts are docstrings of modules, classes and functions in the
+standard library of the running Python. ``ast`` parses its source, so nothing is imported, and docstrings are split into
 paragraphs. Paragraphs with code examples are dropped. The label of a row is the subject of its module, by ``SUBJECTS``.
 
 =================  ====================================================================
@@ -72,12 +72,12 @@ def stdlib_docs() -> LabeledTexts:
 
 
 def stdlib_pairs() -> LabeledTexts:
-    """Return the rows of two texts each, from the cache if it has them."""
+    """Return the pairs of paragraphs, from the cache if it has them."""
     return check_rows("dataset stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
 
 
 MADE_FROM = (FORMAT, SUBJECTS)
-"""Everything that the rows depend on, except for the Python version; part of the cache key."""
+"""All that determines the rows except the Python version; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
@@ -96,7 +96,7 @@ def collect(library: Path) -> list[tuple[str, str]]:
 
 
 def collect_pairs(library: Path) -> list[tuple[str, str, str]]:
-    """Return (paragraph, paragraph, label) for each docstring of two paragraphs under ``library``."""
+    """Return (paragraph, paragraph, label) for each docstring of two or more paragraphs under ``library``."""
     rows: list[tuple[str, str, str]] = []
     seen: set[str] = set()
     modules = chain.from_iterable(names.split() for names in SUBJECTS.values())

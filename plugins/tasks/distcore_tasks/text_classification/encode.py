@@ -1,4 +1,4 @@
-"""Tokenize texts or pairs of texts with the model's tokenizer, which is trained for a built-in model."""
+"""Tokenize texts or pairs of texts. A built-in model's tokenizer is trained on them first."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def encode(tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, 
         tokens, types, lengths, cut = tokenize_pairs(tokenizer, texts, seconds, options.max_seq_len)
     if not options.from_scratch:
         check_vocabulary(options.model, options.model_folder(), int(tokens.max(initial=0)))
-    known = None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
-    return Encoded(tokens=flat_of(tokens, lengths), types=known, cut=cut)
+    used_types = None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
+    return Encoded(tokens=flat_of(tokens, lengths), types=used_types, cut=cut)
 
 
 def encode_all(
@@ -46,18 +46,18 @@ def encode_all(
 ) -> Iterator[Encoded]:
     """Yield the results of ``encode``, in chunks of rows."""
     if seconds is None:
-        yield from (encode(tokenizer, some, None, options) for some in chunks(texts))
+        yield from (encode(tokenizer, chunk, None, options) for chunk in chunks(texts))
         return
     for pairs in chunks(zip(texts, seconds, strict=True)):
-        one, two = zip(*pairs, strict=True)
-        yield encode(tokenizer, one, two, options)
+        firsts, seconds_of_chunk = zip(*pairs, strict=True)
+        yield encode(tokenizer, firsts, seconds_of_chunk, options)
 
 
 def make_tokenizer(options: TextOptions, texts: Values[str], seconds: Values[str] | None) -> Any:
     """Load the model's tokenizer; for a built-in model, train one on the texts.
 
-    Sets padding token and side to those of training, also for exports. Raises ModelError, or ConfigError if a row is
-    too short for a pair.
+    Sets the padding token and the padding side; an exported tokenizer has them, too. Raises ModelError, or ConfigError
+    if ``max_seq_len`` is too small for a pair.
     """
     tokenizer = _make_tokenizer(options, texts, seconds)
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
@@ -78,7 +78,7 @@ def _make_tokenizer(options: TextOptions, texts: Values[str], seconds: Values[st
 
 
 def _takes_types(tokenizer: Any, options: TextOptions) -> bool:
-    """Return True if the tokenizer returns token types, and the model has embeddings for two."""
+    """Return True if the tokenizer returns token types, and the model has embeddings for two types."""
     if "token_type_ids" not in tokenizer.model_input_names:
         return False
     return options.from_scratch or read_config(options.model, options.model_folder()).get("type_vocab_size", 2) > 1

@@ -23,10 +23,10 @@ PROBLEM_TYPES = {
 def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size: int, pad: int) -> nn.Module:
     """Return the configured model in fp32, with one output per class; without ``classes``, one output.
 
-    Under torch's meta device, no weights are read. ``vocab_size`` and ``pad``, the padding token, are the tokenizer's.
-    A pretrained model keeps the vocabulary of its weights. Raises ModelError.
+    No weights are read under torch's meta device. ``vocab_size`` and ``pad``, the padding token, come from
+    the tokenizer. A pretrained model keeps the vocabulary of its weights. Raises ModelError.
     """
-    outputs = classes or ["LABEL_0"]  # transformers' name of the output of a regression
+    outputs = classes or ["LABEL_0"]  # transformers' name for the output of a regression
     fields = class_fields(outputs) | {"pad_token_id": pad, "problem_type": PROBLEM_TYPES[options.problem_type]}
     shape = SHAPES.get(options.model)
     if shape is None:

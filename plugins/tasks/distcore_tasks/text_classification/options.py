@@ -22,21 +22,21 @@ PAIRED = ("stdlib-pairs",)
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns in files with named columns."""
+    """Names of the columns in a data file."""
 
     text: str = "text"
     """Column of texts."""
     label: str = "label"
     """Column of labels."""
     id: str | None = None
-    """Column of ids, which identify rows in predictions; default: file and row number do."""
+    """Column of ids, which identify rows in predictions; default: none, only file and row number identify them."""
     text_pair: str | None = None
     """Column of second texts, for pairs; default: rows have one text."""
 
     def settings(self, labeled: bool = True) -> dict[str, str]:
-        """Return the columns of a file by config key, in the order of a row that is a list.
+        """Return the columns of a file by config key. A row that is a list has its values in this order.
 
-        Without ``labeled``, only the columns of texts: the core reads the ids of such rows.
+        Without ``labeled``, return only the columns of texts; the core itself reads the ids of such rows.
         """
         columns = {
             "columns.text": self.text,
@@ -49,7 +49,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a built-in model, which is trained on the training rows."""
+    """The tokenizer of a built-in model. It is trained on the training rows."""
 
     vocab_size: Annotated[int, Field(ge=64)] = 8000
     """Tokens in the vocabulary."""
@@ -71,9 +71,9 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "class_names": "free",
-        "model": "other rows",  # its tokenizer makes the tokens
+        "model": "other rows",  # the model's tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "tokenizer": "free",  # the tokens that it makes are compared
+        "tokenizer": "free",  # a resumed run compares the tokens themselves
     }
 
     model: str = "bert-mini"
@@ -87,7 +87,7 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     class_names: tuple[str, ...] | None = None
     """Names for integer labels, from the smallest to the largest; null: the labels as written."""
     tokenizer: Tokenizer = Tokenizer()
-    """The vocabulary of a built-in model."""
+    """Settings of a built-in model's tokenizer."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Length of a row in tokens; longer rows are cut."""
 
@@ -95,10 +95,10 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
         """Declare the metrics of the problem type. Raises ConfigError for invalid ``class_names``."""
         names, single = self.class_names, self.problem_type == "single_label"
         if names is not None and (self.problem_type == "regression" or len(set(names)) != len(names)):
-            why = "a regression has no classes" if self.problem_type == "regression" else "a name stands there twice"
+            why = "a regression has no classes" if self.problem_type == "regression" else "a name is repeated"
             raise ConfigError(f"class_names = {list(names)}: {why}")
-        of_two: dict[str, Direction] = {"f1": "max"} if names is not None and len(names) == 2 and single else {}
-        object.__setattr__(self, "metrics", self.problem.metrics | of_two)  # only on this instance
+        binary: dict[str, Direction] = {"f1": "max"} if names is not None and len(names) == 2 and single else {}
+        object.__setattr__(self, "metrics", self.problem.metrics | binary)  # only on this instance
 
     @property
     def problem(self) -> Problem:

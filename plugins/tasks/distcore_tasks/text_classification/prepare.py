@@ -33,7 +33,7 @@ class TextDatasets(TokenizedDatasets):
     classes: tuple[str, ...]
     """Class names in the order of class numbers; empty for a regression."""
     labels: tuple[int | str, ...]
-    """Labels of the classes in predictions: those of the data file, or ``class_names``."""
+    """Labels of the classes in predictions: as in the data file, or ``class_names``."""
 
 
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
@@ -90,7 +90,7 @@ class _Part:
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the record for ``_open``."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the entry's record for ``_open``."""
     rows, problem = _rows(options.data, options), options.problem
     labels = problem.classes(rows)
     classes = [str(label) for label in labels]
@@ -124,7 +124,7 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
 
 
 def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
-    """Return ``class_names``, or ``labels`` without them. Raises ConfigError for names that do not fit."""
+    """Return ``class_names`` if given, else ``labels``. Raises ConfigError for names that do not fit the labels."""
     names = options.class_names
     if names is None:
         return labels
@@ -146,7 +146,7 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
     names = {name: source_label(sources[name], EMBEDDED) for name in facts}
     classes = tuple(str(label) for label in labels)
-    # The entry stores the option instead of the file, because the next run may have another file of the same content.
+    # The record names the option, not the file: the next run may have another file with the same content.
     warnings = [f"{rows_name(getattr(options, source), EMBEDDED)}: {line}" for source, line in entry.record["warnings"]]
     return with_rows(
         TextDatasets,

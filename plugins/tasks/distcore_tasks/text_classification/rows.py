@@ -27,7 +27,7 @@ class LabeledTexts:
     texts: Values[str]
     """Texts, none of them blank, all valid Unicode."""
     labels: list[Any]
-    """One label per text, in the form of the ``Problem``. Single classes are all integers from 0, or all strings."""
+    """One label per text, as the problem type requires. Single classes are all integers from 0, or all strings."""
     ids: list[int | str] | None = None
     """The user's id of each row; ``None`` without a column of ids."""
     seconds: Values[str] | None = None
@@ -37,14 +37,14 @@ class LabeledTexts:
         return len(self.texts)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Return ``row 3``, ``rows 3 and 7``: counted from 1, while ``rows`` count from 0."""
+        """Return ``row 3`` or ``rows 3 and 7``, counted from 1; the numbers in ``rows`` count from 0."""
         return row_places(rows)
 
 
 def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
-    """Read a file or split with text, label and, if ``columns`` names them, second text and id of each row.
+    """Read text and label of each row of a file or split, and second text and id if ``columns`` names them.
 
-    Raises DataError with the row, counted from 1 without a header, its problem and the remedy.
+    Raises DataError with the row (counted from 1, without a header), the problem and the remedy.
     """
     name, asked = source_name(source), columns.settings()
     records = read_values(source, lambda: _checked(name, read_records(source, asked), columns))
@@ -57,7 +57,7 @@ def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Column
 
 
 def _checked(name: str, records: Iterable[tuple[object, ...]], columns: Columns) -> Iterator[Record]:
-    """Yield the records after a check of texts and ids."""
+    """Yield the records. Raises DataError for an invalid text or id."""
     names = columns_of(columns)
     for number, record in enumerate(records, 1):
         if wrong := record_problem(dict(zip(names, record, strict=True))):
@@ -66,7 +66,7 @@ def _checked(name: str, records: Iterable[tuple[object, ...]], columns: Columns)
 
 
 def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem, *, csv: bool = False) -> LabeledTexts:
-    """Check labels, and return the records as rows. Keeps only labels and ids in memory."""
+    """Check labels, and return the records as rows. Only labels and ids stay in memory."""
     if not len(records):
         raise DataError(f"{name}: holds no rows")
     places = {column: place for place, column in enumerate(columns_of(columns))}
@@ -92,6 +92,6 @@ def columns_of(columns: Columns, labeled: bool = True) -> list[str]:
 
 
 def record_problem(record: Mapping[str, object]) -> str | None:
-    """Return the problem of a record's texts or id; ``None`` if it has none. ``record``: values by column."""
+    """Return the error in a record's texts or id, ``None`` for a valid record. ``record``: values by column."""
     texts = (text_problem(record[name], name) for name in ("text", "text_pair") if name in record)
     return next(filter(None, texts), None) or id_problem([record["id"]] if "id" in record else [])

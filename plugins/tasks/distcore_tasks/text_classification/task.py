@@ -54,7 +54,7 @@ class TextClassification(TextOptions):
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``, for classes ``scored`` and ``scores``, and with labels ``loss`` and ``label``."""
+        """Return ``prediction``, also ``scored`` and ``scores`` for classes, ``loss`` and ``label`` with labels."""
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
@@ -71,7 +71,7 @@ class TextClassification(TextOptions):
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield origin, label (if any), prediction and scores of each row, in order.
 
-        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``. Labels are those of
+        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``. Labels are as in
         the data file, or ``class_names``. ``scores`` has the probabilities of at most ``SCORED`` classes, the most
         probable first.
         """
@@ -86,13 +86,13 @@ class TextClassification(TextOptions):
         return self.used_columns.settings(labeled=False)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return texts, which are tokenized batch by batch. Raises DataError for an invalid one."""
+        """Return a dataset that tokenizes texts batch by batch. Raises DataError for an invalid text."""
         from distcore_tasks.text_classification.unlabeled import unlabeled_texts
 
         return unlabeled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer and ``labels.json``, which predictions need in addition to weights, to ``folder``.
+        """Write the tokenizer and ``labels.json`` to ``folder``: predictions need both and the weights.
 
         The tokenizer truncates as in training.
         """
@@ -105,7 +105,7 @@ class TextClassification(TextOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the classes and tokenizer of ``save``; ``None`` if there are none."""
+        """Return the classes and tokenizer in ``folder``, without rows; ``None`` if it has no ``labels.json``."""
         from distcore_tasks.shared.classification.predictions import read_labels
         from distcore_tasks.shared.tokenized import empty_datasets
         from distcore_tasks.text_classification.dataset import empty_dataset
@@ -118,7 +118,7 @@ class TextClassification(TextOptions):
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, outputs)``; autocast makes the model return half precision."""
+    """Return the logits in fp32, shape ``(n, outputs)``. Under autocast the model returns half precision."""
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     logits: Tensor = model(**inputs).logits.float()
     return logits

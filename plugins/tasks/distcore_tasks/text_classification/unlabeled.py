@@ -1,4 +1,4 @@
-"""Texts without labels, in chunks of a file. Each rank tokenizes the rows of its batches only."""
+"""Texts without labels, from one chunk of a data file. Each rank tokenizes only the rows of its own batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class UnlabeledTexts:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices`` as ``TokenDataset.batch`` does, without labels."""
+        """Return the rows ``indices`` in the form of ``TokenDataset.batch``, without labels."""
         records = [self.rows.records[index] for index in indices]
         seconds = [str(record[1]) for record in records] if self.options.used_columns.text_pair else None
         tokenizer = self.data.loaded_tokenizer
@@ -49,7 +49,7 @@ class UnlabeledTexts:
 
 
 def unlabeled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabeledTexts:
-    """Return the texts of ``rows``. Raises DataError with file and row for an invalid one."""
+    """Return the texts of ``rows``. Raises DataError with file and row for an invalid text."""
     names = columns_of(options.used_columns, labeled=False)
     for number, record in enumerate(rows.records, rows.start):
         if problem := record_problem(dict(zip(names, record, strict=True))):

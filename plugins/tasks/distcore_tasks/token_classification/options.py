@@ -22,7 +22,7 @@ class Columns:
     tags: str = "tags"
     """Column of tags, a list of strings or integers, one per word."""
     id: str | None = None
-    """Column of ids, which identify rows in predictions; default: file and row number do."""
+    """Column of ids, which identify rows in predictions; default: none, only file and row number identify them."""
 
 
 @dataclass(frozen=True)

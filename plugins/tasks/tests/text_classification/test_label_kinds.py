@@ -92,7 +92,7 @@ BAD: dict[str, Any] = {
     "a name": (LISTS, line("a"), r"row 3: label is a string \('a'\), expected a list of labels, as JSON, JSON Lines"),
     "names in a string": (LISTS, line("a;b"), r"row 3: label is a string \('a;b'\), expected a list"),
     "no list": (LISTS, line(None), r"row 3: label is missing \(null\), expected a list"),
-    "twice": (LISTS, line(["a", "b", "a"]), "row 3: label 'a' stands twice in the list$"),
+    "twice": (LISTS, line(["a", "b", "a"]), "row 3: label 'a' is repeated in the list$"),
     "a blank name": (LISTS, line(["a", " "]), "row 3: label is empty: fill it in"),
     "another type": (LISTS, line([1]), r"row 3: label is an integer \(1\), but an earlier one is a string \('a'\)"),
     "negative": (replace(LISTS, columns=Columns()), '{"text": "t", "label": [-1]}', "label -1 is out of range"),
@@ -214,7 +214,7 @@ def test_class_names_stand_for_integers_in_predictions_and_in_the_model() -> Non
     ("changes", "message"),
     [
         ({"class_names": ("a", "b", "c")}, r"3 names, but data file .*phrases\.jsonl has 2 classes: 0, 1$"),
-        ({"class_names": ("a", "a")}, "a name stands there twice$"),
+        ({"class_names": ("a", "a")}, "a name is repeated$"),
         ({"class_names": ("a", "b"), "problem_type": "regression"}, "a regression has no classes$"),
         (
             {"class_names": ("a", "b"), "data": str(PHRASES.with_name("rows.json")), "columns": Columns()},

@@ -24,11 +24,11 @@ class Problem(Protocol):
     """Metrics of every report, with the better direction."""
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """Convert the labels of a CSV file, which are strings, to their types. An invalid one stays a string."""
+        """Convert the labels of a CSV file from strings to their types. An invalid label stays a string."""
         ...
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
-        """Yield the problem of each label, ``None`` if it has none."""
+        """Yield an error message for each label, ``None`` for a valid label."""
         ...
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
@@ -49,7 +49,10 @@ class Problem(Protocol):
     def warnings(
         self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
-        """Yield warnings as ``check_classes`` does. ``evaluation``: encoded labels of the evaluation rows."""
+        """Yield warnings in the form of ``check_classes``.
+
+        ``evaluation``: encoded labels of the evaluation rows. ``held_out``: True if these rows come from ``eval_data``.
+        """
         ...
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

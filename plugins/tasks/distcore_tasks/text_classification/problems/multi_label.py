@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MultiLabel:
-    """Implements ``Problem``; encoded labels are 1 if a class applies and else 0, uint8 ``(rows, classes)``."""
+    """Implements ``Problem``. An encoded label is 1 for a class that applies, else 0; uint8 ``(rows, classes)``."""
 
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min",
@@ -33,7 +33,7 @@ class MultiLabel:
         return labels
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
-        """Require lists of distinct integers from 0 or distinct strings, all of the type of the first."""
+        """Require lists of distinct integers from 0 or distinct strings, all of the first label's type."""
         first = next((one for some in labels if isinstance(some, list) for one in some), None)
         for some in labels:
             if not isinstance(some, list):
@@ -84,10 +84,10 @@ class MultiLabel:
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Return ``loss``, the two F1, ``subset_accuracy``, ``majority_accuracy`` and ``classification_report``.
+        """Return the ``metrics``, ``majority_accuracy`` and ``classification_report``.
 
-        ``subset_accuracy`` is the share of rows with all classes correct. ``majority_accuracy`` is its value for always
-        predicting the most frequent set of these rows.
+        ``subset_accuracy`` is the share of rows with all classes correct. ``majority_accuracy`` is the subset accuracy
+        of always predicting the most frequent set of labels in these rows.
         """
         rows = len(outputs.get("label", ()))
         if not rows:
@@ -127,12 +127,12 @@ def _row_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _largest_share(labels: np.ndarray) -> float:
-    """Return the share of the most frequent row."""
+    """Return the share of the most frequent set of labels."""
     _, counts = np.unique(labels, axis=0, return_counts=True)
     return float(counts.max() / len(labels))
 
 
 def _duplicate(labels: list[Any]) -> str | None:
-    """Return the problem of a row with a repeated label; ``None`` if it has none."""
+    """Return the error message for a row with a repeated label; ``None`` without one."""
     twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
-    return None if twice is None else f"label {twice!r} stands twice in the list"
+    return None if twice is None else f"label {twice!r} is repeated in the list"

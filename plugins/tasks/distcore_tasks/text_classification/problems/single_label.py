@@ -26,7 +26,7 @@ class SingleLabel:
         return [int(label) for label in labels] if all(map(is_integer, labels)) else labels
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
-        """Require integers from 0 or strings, all of the type of the first."""
+        """Require integers from 0 or strings, all of the first label's type."""
         return (label_problem(label, labels[0]) for label in labels)
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
