@@ -183,7 +183,7 @@ def test_the_launcher_that_started_the_ranks_is_named_and_an_object_has_no_comma
     monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
     config = RunConfig(out="runs/x")
     assert how_to_go_on(config) == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
-    assert how_to_go_on(config.model_copy(update={"task": "object:Mine"})) == "go on with --resume auto"
+    assert how_to_go_on(config.model_copy(update={"task": "object:Mine"})) == "go on with resume='auto'"
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
     assert how_to_go_on(config).startswith("go on, under torchrun again, with: distcore train runs/x/config.yaml ")

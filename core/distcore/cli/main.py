@@ -91,9 +91,9 @@ def _with_commands(error: ConfigError, argv: list[str]) -> str:
 
 
 def _with_flags(message: str, argv: list[str]) -> str:
-    """Return an error message with the flags of the command in ``argv`` in place of ``--set KEY=NAME``."""
+    """Return an error message with the flags of the command in ``argv`` in place of keys."""
     name = next((word for word in argv if not word.startswith("-") and ":" not in word), None)
-    if name is None or "--set " not in message:
+    if name is None:
         return message
     try:
         parser = command_parser(name)
@@ -101,7 +101,7 @@ def _with_flags(message: str, argv: list[str]) -> str:
         return message
     with contextlib.suppress(DistcoreError):  # without a task there are no flags of one
         parser.add_task_flags(argv)
-    return with_flags(message, parser._option_string_actions, parser.task_flags)
+    return with_flags(message, parser._option_string_actions, argv, parser.task_flags)
 
 
 def top_parser() -> Parser:

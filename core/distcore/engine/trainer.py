@@ -278,7 +278,7 @@ def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
 def how_to_go_on(config: RunConfig) -> str:
     """Return the command line that continues this run; a shorter hint if the task was given as an object."""
     if config.task.startswith(GIVEN):
-        return "go on with --resume auto"
+        return "go on with resume='auto'"
     launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
     again = "" if launcher == "local" or flags else f", under {launcher} again,"
     file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))

@@ -156,7 +156,7 @@ def wait_until(true: Any) -> None:
         (("--set", "out=x"), "--set out: trials have a folder of their own; leave it out"),
         (("--resume", "auto"), "unknown flag '--resume'"),
         (("--out", "damaged"), "--out damaged: trials.jsonl is damaged; choose another folder"),
-        (("--global-batch-size", "0"), "command line: global_batch_size = '0'"),
+        (("--global-batch-size", "0"), "--global-batch-size '0'"),
     ],
 )
 def test_wrong_input_is_one_line_before_the_first_trial(
