@@ -8,11 +8,14 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 
 NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends of any kind, and surrogates."""
 LIBRARIES = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
 """Folders of code that no user wrote."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
 """Folders of distcore and, in a checkout, of the plugins that come with it."""
 
@@ -87,15 +90,31 @@ class TrainingError(DistcoreError):
 
 
 class StoppedError(DistcoreError):
-    """SIGTERM or Ctrl-C ended the run: all ranks stopped at the same step and committed a checkpoint."""
+    """SIGTERM or Ctrl-C ended the run: at the same step on all ranks after a checkpoint, or before there was one."""
 
-    exit_code = 143
+    def __init__(self, message: str = "", exit_code: int = 143) -> None:
+        """Take what was saved, and the exit status as shells have it: 128 + the signal."""
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class RankError(DistcoreError):
     """A rank failed; ``str()`` names the rank, the cause and the file with its traceback."""
 
     exit_code = 3
+
+
+def print_uncaught_on_one_line() -> None:
+    """Have a script that a DistcoreError ends print its line alone, unless the program has an excepthook of its own."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_uncaught
+
+
+def _print_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if isinstance(error, DistcoreError):
+        print(*error._render_traceback_(), file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -133,13 +152,13 @@ def raised_at(error: BaseException) -> str:
     return f"; raised at {place.filename.removeprefix(f'{os.getcwd()}{os.sep}')}:{place.lineno}"
 
 
-def write_traceback(error: BaseException, folder: Path | None = None) -> Path:
+def write_traceback(error: BaseException, folder: Path | None = None, name: str = "traceback.txt") -> Path:
     """Write the traceback of ``error`` to ``folder``, by default a new temporary folder, and return the file."""
     import tempfile
     import traceback
 
     folder = folder or Path(tempfile.mkdtemp(prefix="distcore-"))
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "traceback.txt"
+    path = folder / name
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return path

@@ -56,7 +56,8 @@ def test_another_value_is_refused_by_name(key: str) -> None:
     reason = "the resumed run would differ from an uninterrupted one"
     differs = f"{re.escape(key)} was .+ and is .+"
     if key == "total_steps":  # users set epochs or steps
-        differs, then = "steps, by epochs, were 15 and are 16", "accept that with --resume-changed epochs"
+        differs = r"the run was --epochs 1 and is --epochs 1 \(15 and 16 steps\)"
+        then = "resume with --epochs 1, or accept that with --resume-changed epochs"
     line = rf"^resume = '{PATH}': {differs}: {reason}; {then}$"
     with pytest.raises(CheckpointError, match=line):
         check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows", {})

@@ -41,10 +41,10 @@ def test_weight_decay_and_clipping() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--warmup soon", "schedule.warmup_steps = 'soon': "),
-        ("--warmup 1.5", "schedule.warmup_steps = '1.5': "),
-        ("--clip-norm 0", "clip.norm = '0': input should be greater than 0"),
-        ("--weight-decay -1", "optimizer.weight_decay = '-1': "),
+        ("--warmup soon", "--warmup 'soon': "),
+        ("--warmup 1.5", "--warmup '1.5': "),
+        ("--clip-norm 0", "--clip-norm '0': input should be greater than 0"),
+        ("--weight-decay -1", "--weight-decay '-1': "),
         ("--schedule linaer", "schedule.name = 'linaer': no such schedule (did you mean 'linear'?)"),
         ("--num-workers 3", "unknown flag '--num-workers' (here it is --set loader.workers=N)"),
         ("--max_grad_norm 3", "unknown flag '--max_grad_norm' (here it is --clip-norm)"),

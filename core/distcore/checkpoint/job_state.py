@@ -121,6 +121,12 @@ def steps_key(config: RunConfig) -> str:
     return "max_steps" if config.max_steps else "epochs"
 
 
+def _steps_flag(config: RunConfig) -> str:
+    """Return the flag that says how many steps a run has, with its value."""
+    key = steps_key(config)
+    return f"--{key.replace('_', '-')} {getattr(config, key)}"
+
+
 def check_job(
     run: Run, job_state: dict[str, Any], path: Path, data: str | None, on_resume: Mapping[str, OnResume]
 ) -> None:
@@ -148,7 +154,9 @@ def check_job(
             then = "resume with the same" if key in fixed else f"accept that with --resume-changed {name}"
             what = f"{name} was {saved[key]!r} and is {value!r}"
             if key == "total_steps":
-                what = f"steps, by {name}, were {saved[key]} and are {value}"
+                before, now = _steps_flag(saved_config(job_state, path)), _steps_flag(run.config)
+                then = f"resume with {before}, or {then}"
+                what = f"the run was {before} and is {now} ({saved[key]} and {value} steps)"
             raise CheckpointError(
                 f"resume = {str(path)!r}: {what}: the resumed run would differ from an uninterrupted one; {then}"
             )

@@ -141,15 +141,17 @@ def is_config(word: str) -> bool:
     return Path(word).suffix in (".yaml", ".yml") or Path(word).is_file()
 
 
-def with_flags(message: str, known: Container[str], of_task: Sequence[Flag] = ()) -> str:
+def with_flags(message: str, known: Container[str], argv: Sequence[str], of_task: Sequence[Flag] = ()) -> str:
     """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has one for that key.
 
-    ``of_task`` are the flags of the task.
+    A key of the command line is its flag, if that is in ``argv``. ``of_task`` are the flags of the task.
     """
-    for flag in (*FLAGS, *of_task):
-        if flag.name not in known:
-            continue
-        message = message.replace(f"--set {flag.key.removeprefix(OPTION)}=NAME", f"{flag.name} NAME")
+    typed = {word.partition("=")[0] for word in argv}
+    for flag in (flag for flag in (*FLAGS, *of_task) if flag.name in known):
+        key = flag.key.removeprefix(OPTION)
+        message = message.replace(f"--set {key}=NAME", f"{flag.name} NAME")
+        if flag.name in typed and key not in typed:  # else it was --set that gave the value
+            message = re.sub(rf"^(command line: |task '[^']*': ){re.escape(key)} = ", f"{flag.name} ", message)
     return message
 
 

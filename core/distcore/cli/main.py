@@ -16,10 +16,8 @@ from distcore.cli.commands import command_module, summaries
 from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
-from distcore.errors import ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
+from distcore.errors import INTERRUPTED, ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 READER_GONE = 141
 """Exit code if the reader of stdout has gone, such as ``head``: 128 + SIGPIPE."""
 
@@ -39,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _with_commands(error, given) if isinstance(error, ConfigError) else str(error)
         return _fail(_with_flags(" ".join(message.split()), given), error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted; nothing was saved" if "train" in given else "interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
@@ -93,9 +91,9 @@ def _with_commands(error: ConfigError, argv: list[str]) -> str:
 
 
 def _with_flags(message: str, argv: list[str]) -> str:
-    """Return an error message with the flags of the command in ``argv`` in place of ``--set KEY=NAME``."""
+    """Return an error message with the flags of the command in ``argv`` in place of keys."""
     name = next((word for word in argv if not word.startswith("-") and ":" not in word), None)
-    if name is None or "--set " not in message:
+    if name is None:
         return message
     try:
         parser = command_parser(name)
@@ -103,7 +101,7 @@ def _with_flags(message: str, argv: list[str]) -> str:
         return message
     with contextlib.suppress(DistcoreError):  # without a task there are no flags of one
         parser.add_task_flags(argv)
-    return with_flags(message, parser._option_string_actions, parser.task_flags)
+    return with_flags(message, parser._option_string_actions, argv, parser.task_flags)
 
 
 def top_parser() -> Parser:

@@ -62,12 +62,12 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
         with arithmetic_of(resolved.config):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
-        stopped = str(error)
+        stopped = str(error), error.exit_code
     # Only the text of a StoppedError is kept: its traceback would keep the run alive past teardown. A wrapped model
     # that is freed later destroys the process group while it holds Python's global lock, and could deadlock.
     hooks.teardown(world)
     if stopped:
-        raise StoppedError(stopped)
+        raise StoppedError(*stopped)
     return report
 
 
@@ -232,13 +232,13 @@ def fit(
     config, last, stopping = run.config, None, False
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
     ended = out_of_patience(config, best) or "stop" in wishes
-    with catch_stop_signals() as stop:
+    with catch_stop_signals() as signals:
         for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
             saver.check()
             if done or progress.step % config.log_every == 0:
-                record, stopping, wishes = meter.record(run, hooks, progress, result, stop.is_set())
+                record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
                 hooks.on_log(run, record)
             else:
                 wishes = frozenset()
@@ -263,7 +263,8 @@ def fit(
     if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
         log.info("%s: ended after step %d", why, progress.step)
     elif stopping:
-        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}")
+        line = f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}"
+        raise StoppedError(line, *(128 + number for number in signals[:1]))
     return progress, best, last
 
 
@@ -277,7 +278,7 @@ def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
 def how_to_go_on(config: RunConfig) -> str:
     """Return the command line that continues this run; a shorter hint if the task was given as an object."""
     if config.task.startswith(GIVEN):
-        return "go on with --resume auto"
+        return "go on with resume='auto'"
     launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
     again = "" if launcher == "local" or flags else f", under {launcher} again,"
     file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))

@@ -5,20 +5,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, DistcoreError, MetaModelError, RankError, raised_at, write_traceback
+from distcore.errors import (
+    INTERRUPTED,
+    ConfigError,
+    DistcoreError,
+    MetaModelError,
+    RankError,
+    StoppedError,
+    print_uncaught_on_one_line,
+    write_traceback,
+)
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import launch
 from distcore.launchers.processes.binding import bind_cores
-from distcore.launchers.processes.failures import Failure, one_line, run_as_rank
+from distcore.launchers.processes.failures import Failure, describe, run_as_rank
 from distcore.launchers.processes.log_files import log_to_file, write_pid_file
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import RankInfo
@@ -70,18 +79,37 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     Ranks are forked, so a notebook may define the class of ``task``. On macOS, and after this process has used a GPU,
     they are spawned: ``task`` must then be picklable, and a script needs a ``__main__`` guard.
 
-    Raises DistcoreError, one line, for every error that the user can correct.
+    Raises DistcoreError, one line, for every error that the user can correct, and RankError for any other. A script
+    that does not catch it prints that line alone.
     """
     from distcore.engine import trainer
 
+    print_uncaught_on_one_line()
     resolved, rank_info = resolve_here(config, task=task), join(os.environ)
-    starts_ranks = resolved.config.nproc != 1 or resolved.config.max_restarts
-    if rank_info is not None or not starts_ranks:
-        return trainer.train(resolved, rank_info or RankInfo())
-    data = check(resolved)
-    preload(resolved, data)
-    del data  # ranks have their own
-    return launch_and_restart(resolved.config, task)
+    if rank_info is not None and rank_info.launcher == "local":  # `launch` tells the cause from lost connections
+        return trainer.train(resolved, rank_info)
+    with _one_line(resolved.config.out, rank_info):
+        if rank_info is not None or (resolved.config.nproc == 1 and not resolved.config.max_restarts):
+            return trainer.train(resolved, rank_info or RankInfo())
+        data = check(resolved)
+        preload(resolved, data)
+        del data  # ranks have their own
+        return launch_and_restart(resolved.config, task)
+
+
+@contextmanager
+def _one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[None]:
+    """Raise RankError for an error that is not distcore's; the traceback goes to the run folder ``out``, if any."""
+    try:
+        yield
+    except DistcoreError:
+        raise
+    except Exception as error:
+        rank, folder = rank_info or RankInfo(), Path(out, "errors") if out else None
+        name = f"rank-{rank.rank}.txt" if rank_info else "traceback.txt"
+        file, failure = write_traceback(error, folder, name), describe(error, rank.rank)
+        line = f"{failure.cause}; traceback in {file}{failure.at}"
+        raise RankError(failure.line(rank.size, file) if rank_info else line) from error
 
 
 def train_rank(config: RunConfig, task: Task | None = None) -> Report:
@@ -138,27 +166,32 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Check as much as possible before ranks start; then start them, or print the plan of a dry run."""
-    from distcore.resolve.run_folder import has_checkpoint
-
     set_up_logging(config, rank=0)
-    out = None if dry_run else config.out
-    try:
+    with _one_line(None if dry_run else config.out):
         resolved = resolve_here(config)
         if dry_run:
             print(_plan(resolved, check(resolved)))
             return
-        out = resolved.config.out
+    with _one_line(resolved.config.out), _say_what_is_saved(resolved.config):
         show(_train_here(resolved), config)
-    except DistcoreError:
-        raise
-    except (KeyboardInterrupt, SystemExit):  # the latter where ranks were stopped before they trained
-        if out and not has_checkpoint(Path(out)):
-            print(f"nothing was saved: {out} has no checkpoint yet", file=sys.stderr)
-        raise
-    except Exception as error:
-        cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
-        file = write_traceback(error, Path(out, "errors") if out else None)
-        raise RankError(f"{cause}; traceback in {file}{raised_at(error)}") from None
+
+
+@contextmanager
+def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
+    """Raise StoppedError, with what the run folder has, for Ctrl-C that ends a run at once, or before it trains."""
+    from distcore.engine.trainer import how_to_go_on
+    from distcore.resolve.run_folder import has_checkpoint
+
+    out = Path(str(config.out))
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:  # the latter where ranks were stopped before they trained
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else error.code
+        if code not in (INTERRUPTED, StoppedError().exit_code):
+            raise
+        saved = f"nothing was saved: {out} has no checkpoint yet" if out.exists() else "nothing was saved"
+        saved = how_to_go_on(config) if has_checkpoint(out) else saved
+        raise StoppedError(f"{'interrupted' if code == INTERRUPTED else 'stopped'}; {saved}", code) from None
 
 
 def _train_here(resolved: Resolved) -> Report:

@@ -41,7 +41,8 @@ def check_out(config: RunConfig) -> None:
         kind, verb = "a run without a checkpoint", "if that has ended begin it again"
         if has_checkpoint(folder):
             kind, verb = "another run", "go on"
-        raise ConfigError(f"out = {str(folder)!r}: holds {kind}; choose another, or {verb} with --resume auto")
+        then = f"choose another, or {verb} with --resume auto (in Python: resume='auto')"
+        raise ConfigError(f"out = {str(folder)!r}: holds {kind}; {then}")
     above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow

@@ -9,11 +9,10 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 
-from distcore import ConfigError, RankError, StoppedError
+from distcore import ConfigError, RankError
 from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, check_programs, refuse, write_files
 from distcore_clusters.planning import agent_command, fixed_nodes, limited, port_of
 
@@ -50,16 +49,16 @@ class SshLauncher:
 
         check_programs(plan)
         write_files(plan.files)
-        stop = threading.Event()
+        signals: list[int] = []
         with ExitStack() as stack:
-            stack.enter_context(handle_stop_signals(stop.set))
+            stack.enter_context(handle_stop_signals(signals.append))
             # In sessions of their own: a terminal would send Ctrl-C to every ssh, which would then end at once.
             agents = [
                 subprocess.Popen(command.words, stdin=subprocess.PIPE, start_new_session=True)
                 for command in plan.commands
             ]
             stack.callback(_end, agents)
-            return _wait(plan, agents, stop)
+            return _wait(plan, agents, signals)
 
 
 def _command(spec: LaunchSpec, hosts: tuple[Host, ...], node: int) -> Command:
@@ -77,7 +76,7 @@ def _command(spec: LaunchSpec, hosts: tuple[Host, ...], node: int) -> Command:
     return Command(words=("ssh", *OPTIONS, *port, host.name, line), host=host.name)
 
 
-def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], stop: threading.Event) -> int:
+def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], signals: list[int]) -> int:
     """Return 0 once all agents have succeeded, else the status of the first failed one."""
     first: tuple[str, int] | None = None
     deadline = float("inf")
@@ -85,15 +84,15 @@ def _wait(plan: LaunchPlan, agents: list[subprocess.Popen[bytes]], stop: threadi
         failed = [(str(command.host), agent.returncode) for command, agent in zip(plan.commands, agents, strict=True)
                   if agent.returncode]  # fmt: skip
         first = first or next(iter(failed), None)
-        if (first or stop.is_set()) and deadline == float("inf"):
+        if (first or signals) and deadline == float("inf"):
             deadline = time.monotonic() + plan.patience
             _let_go(agents)
         time.sleep(POLL)
     failed = [(str(command.host), agent.returncode or RankError.exit_code)
               for command, agent in zip(plan.commands, agents, strict=True) if agent.returncode != 0]  # fmt: skip
     first = first or next(iter(failed), None)
-    if stop.is_set() and first:
-        return StoppedError.exit_code
+    if signals and first:
+        return 128 + signals[0]
     if first is None:
         return 0
     host, status = first

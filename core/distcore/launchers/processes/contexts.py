@@ -66,8 +66,8 @@ def raise_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def handle_stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
-    """Call ``ask`` on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C, and do nothing else; restore both afterward.
+def handle_stop_signals(ask: Callable[[int], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
+    """Call ``ask`` with its number on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C; restore both afterward.
 
     A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user. A program that ignores Ctrl-C, or
     has its own handler, keeps that. Outside the main thread no handler can be set, and ``ask`` is never called.
@@ -78,7 +78,7 @@ def handle_stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so:
     process = os.getpid()
 
     def on_signal(number: int, frame: object) -> None:
-        ask()
+        ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if says_so and os.getpid() == process:  # processes that load data have inherited this handler

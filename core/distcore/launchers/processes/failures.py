@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, TextIO, TypeVar
 
-from distcore.errors import DistcoreError, RankError, StoppedError, raised_at
+from distcore.errors import INTERRUPTED, DistcoreError, RankError, StoppedError, raised_at
 from distcore.launchers.processes.log_files import log_to_file
 from distcore.launchers.processes.start_method import die_with_agent
 
@@ -69,6 +69,7 @@ class Failure:
         kind = _error_class(self.raised) if self.raised else RankError
         error = kind.__new__(kind)
         Exception.__init__(error, self.line(size, file))  # a subclass may build its message from other arguments
+        error.exit_code = self.exit_code
         return error
 
 
@@ -91,7 +92,7 @@ def run_and_record(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure 
                 return None
             if not isinstance(error, StoppedError):  # a clean stop is no failure to look into
                 traceback.print_exc(file=log)
-            return _describe(error, rank)
+            return describe(error, rank)
 
 
 def run_as_rank(
@@ -123,7 +124,8 @@ def run_as_rank(
             with contextlib.suppress(ValueError):  # not in the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it as soon as another rank has ended
             line = outcome.line(size, file, where) + explain(outcome)
-            text = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
+            text = "interrupted" if outcome.exit_code == INTERRUPTED else f"error: {line}"
+            text = line if outcome.raised == StoppedError.__name__ else text
             for stream in {id(stream): stream for stream in (screen, sys.stderr)}.values():
                 print(text, file=stream)
         exit_now(outcome.exit_code)
@@ -143,7 +145,7 @@ def exit_on_error() -> Iterator[None]:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
 
 
 def exit_now(code: int) -> NoReturn:
@@ -198,7 +200,8 @@ def _crash_log(file: Path) -> Iterator[TextIO]:
         file.unlink()
 
 
-def _describe(error: BaseException, rank: int) -> Failure:
+def describe(error: BaseException, rank: int) -> Failure:
+    """Return how ``error`` ended ``rank``."""
     now = time.time()
     if isinstance(error, DistcoreError):
         name = type(error).__name__
@@ -206,7 +209,7 @@ def _describe(error: BaseException, rank: int) -> Failure:
     if isinstance(error, SystemExit):
         return Failure(rank=rank, kind="error", cause=one_line(f"exited with {error.code!r}"), when=now)
     if isinstance(error, KeyboardInterrupt):
-        return Failure(rank=rank, kind="error", cause="interrupted", when=now, exit_code=130)
+        return Failure(rank=rank, kind="error", cause="interrupted", when=now, exit_code=INTERRUPTED)
     cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
     if _is_lost_peer(error):
         return Failure(rank=rank, kind="lost", cause=f"lost its peers: {cause}", when=now)

@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
 from distcore.distributed.process_group import drop_leftover_group
-from distcore.errors import ConfigError, RankError
+from distcore.errors import ConfigError, RankError, StoppedError
 from distcore.launchers.processes.contexts import (
     errors_folder,
     handle_stop_signals,
@@ -69,8 +69,8 @@ class _Launch:
     """End of the time limit, on the clock of ``time.monotonic``."""
     stop: threading.Event
     """Set when the caller no longer waits, for example after Ctrl-C."""
-    sigterm_received: threading.Event
-    """Set, by SIGTERM or the first Ctrl-C, when SIGTERM is to be sent to the ranks."""
+    signals: list[int]
+    """SIGTERM or the first Ctrl-C, when SIGTERM is to be sent to the ranks."""
     grace_period: float
     """Seconds that ranks get to end after SIGTERM."""
 
@@ -97,10 +97,10 @@ def run_ranks(
             records=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distcore-"))),
             deadline=time.monotonic() + timeout if timeout else float("inf"),
             stop=threading.Event(),
-            sigterm_received=threading.Event(),
+            signals=[],
             grace_period=grace_period,
         )
-        stack.enter_context(handle_stop_signals(job.sigterm_received.set) if grace_period else raise_on_sigterm())
+        stack.enter_context(handle_stop_signals(job.signals.append) if grace_period else raise_on_sigterm())
         return _run_in_thread(partial(_supervise, job), job.stop)
 
 
@@ -177,7 +177,7 @@ def _wait(job: _Launch, ranks: PContext) -> list[Any]:
     deadline = job.deadline
     passed_on = False
     while not job.stop.wait(POLL):
-        if job.sigterm_received.is_set() and not passed_on:
+        if job.signals and not passed_on:
             passed_on, deadline = True, min(deadline, time.monotonic() + job.grace_period)
             _forward_sigterm(pids)
         if dead := _exit_codes(pids):
@@ -193,7 +193,7 @@ def _wait(job: _Launch, ranks: PContext) -> list[Any]:
             _raise_for(job, _failures(job, codes))
         if time.monotonic() > deadline:
             if passed_on:
-                raise SystemExit(128 + signal.SIGTERM)
+                raise SystemExit(128 + job.signals[0])
             raise RankError(f"{job.nproc} rank(s) did not end within their time limit and were stopped")
     raise RankError("stopped")
 
@@ -247,10 +247,13 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
 
 def _raise_for(job: _Launch, failures: list[Failure]) -> None:
     failure = culprit(failures)
-    if job.sigterm_received.is_set() and failure.raised is None:  # SIGTERM came where the rank could not stop in order
-        raise SystemExit(128 + signal.SIGTERM)
+    if job.signals and failure.raised is None:  # SIGTERM came where the rank could not stop in order
+        raise SystemExit(128 + job.signals[0])
     file = traceback_file(job.errors, failure.rank)
     if not file.exists() or not file.stat().st_size:
         states = (f"rank {other.rank}: {other.cause}\n" for other in failures)
         file.write_text(f"No traceback: {failure.cause}.\n{''.join(states)}", encoding="utf-8")
-    raise failure.error(job.nproc, file)
+    error = failure.error(job.nproc, file)
+    if job.signals and isinstance(error, StoppedError):  # ranks know SIGTERM alone
+        error.exit_code = 128 + job.signals[0]
+    raise error

@@ -36,7 +36,7 @@ from distcore_workbench.report.side_by_side import facts_of
 
 NOT_SWEPT = ("out", "resume", "resume_changed")
 """Keys that every run of a sweep gets from the sweep."""
-STOPPED = (StoppedError.exit_code, 130, -15, -2)
+STOPPED = (143, 130, -15, -2)
 """How a run ends that SIGTERM or Ctrl-C has stopped."""
 
 
@@ -152,7 +152,7 @@ class _Runs:
         """Take the runs, and the command that goes on with them if they are stopped."""
         self._points, self._again = points, again
         self._child: subprocess.Popen[bytes] | None = None
-        self._stopping = False
+        self._signals: list[int] = []
 
     def train(self) -> dict[str, int]:
         """Return the exit codes of the runs that failed, by name; raises StoppedError."""
@@ -164,8 +164,11 @@ class _Runs:
                 continue
             with handle_stop_signals(self._stop, says_so=False):  # the run itself does
                 code = self._train(point)
-            if self._stopping or code in STOPPED:
-                raise StoppedError(f"sweep stopped in {point.name}; go on with: {self._again}")
+            if self._signals or code in STOPPED:
+                raise StoppedError(
+                    f"sweep stopped in {point.name}; go on with: {self._again}",
+                    *(128 + number for number in self._signals[:1]),
+                )
             if code:
                 failed[point.name] = code
         return failed
@@ -182,9 +185,9 @@ class _Runs:
             finally:
                 end(self._child)
 
-    def _stop(self) -> None:
+    def _stop(self, number: int) -> None:
         """Pass the signal on: a run that gets SIGTERM ends after a checkpoint."""
-        self._stopping = True
+        self._signals.append(number)
         if self._child is not None and self._child.returncode is None:
             self._child.terminate()
 

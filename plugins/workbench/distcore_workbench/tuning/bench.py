@@ -58,7 +58,7 @@ class Bench:
         """Run a trial, unless the record has it; return its outcome. Raises StoppedError."""
         there = self.record.find(kind, setting, number)
         if there is None:
-            if self.runner.stopping:
+            if self.runner.signals:
                 raise self._stopped()
             there = self._run(kind, setting, number)
             self.record.add(there)
@@ -95,7 +95,7 @@ class Bench:
     def _trial(self, config: RunConfig, kind: Kind, setting: Setting, steps: int) -> tuple[Outcome, int]:
         name = f"{len(self.record.trials) + 1:03d}"
         outcome, done = self.runner.run(config, setting, name, self._timeout(kind))
-        if self.runner.stopping:
+        if self.runner.signals:
             raise self._stopped()
         return outcome, done
 
@@ -131,7 +131,8 @@ class Bench:
         return min(left, max(SHORTEST, PATIENCE[kind] * first))
 
     def _stopped(self) -> StoppedError:
-        return StoppedError(f"tune stopped after {len(self.record.trials)} trials; go on with: {self.again}")
+        line = f"tune stopped after {len(self.record.trials)} trials; go on with: {self.again}"
+        return StoppedError(line, *(128 + number for number in self.runner.signals[:1]))
 
 
 def _line(trial: Trial, number: int) -> str:

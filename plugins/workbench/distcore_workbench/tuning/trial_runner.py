@@ -71,7 +71,7 @@ class Runner:
         """``folder``: for the files of trials."""
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
-        self.stopping = False
+        self.signals: list[int] = []
 
     def run(self, config: RunConfig, setting: Setting, name: str, timeout: float) -> tuple[Outcome, int]:
         """Run a trial of the resolved ``config`` of ``trial_config``; return its outcome and the number of timed steps.
@@ -99,9 +99,9 @@ class Runner:
         result: Result = "out of memory" if crashed or NO_MEMORY.search(said) else "failed"
         return Outcome(result=result, seconds=seconds, why=why), 0
 
-    def stop(self) -> None:
-        """End the trial that runs; the caller sees ``stopping``."""
-        self.stopping = True
+    def stop(self, number: int) -> None:
+        """End the trial that runs; the caller sees ``signals``."""
+        self.signals.append(number)
         if self._child is not None and self._child.returncode is None:
             self._child.terminate()
 
