@@ -102,3 +102,12 @@ def test_a_file_that_does_not_import_says_in_which_line(capsys: pytest.CaptureFi
     Path("points.py").write_text("import torch\n\nrows = tensor(3)\n")
     assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
     assert capsys.readouterr().err.endswith("name 'tensor' is not defined; raised at points.py:3\n")
+
+
+@pytest.mark.parametrize("missing", ["data", "model", "row_loss"])
+def test_a_method_that_a_task_lacks_is_named(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = re.sub(rf"    def {missing}\(self.*?\n(?=\n)", "    size = 3\n", TASK, count=1, flags=re.DOTALL)
+    Path("points.py").write_text(own)
+    assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: task Points: has no {missing}(")

@@ -41,11 +41,11 @@ class Simple:
         Each is a ``torch.utils.data.Dataset`` with a length. Row ``i`` must be the same in every process, each time. If
         rows differ between epochs, the method ``at(epoch)`` returns the dataset of an epoch.
         """
-        raise NotImplementedError
+        raise TaskError(f"task {type(self).__name__}: has no data(), the rows to train on and to evaluate on")
 
     def model(self) -> nn.Module:
         """Return the model in fp32. The random state is seeded before each call."""
-        raise NotImplementedError
+        raise TaskError(f"task {type(self).__name__}: has no model(), the model to train")
 
     def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the loss of each row of ``batch``, floating point, shape ``(n,)``, with gradient.
@@ -53,7 +53,7 @@ class Simple:
         ``batch`` comes from ``collate``, on the device of ``model``. Use parameters only through ``model(...)``.
         Additional terms of the loss go into a dict next to it.
         """
-        raise NotImplementedError
+        raise TaskError(f"task {type(self).__name__}: has no row_loss(model, batch), the loss of each row")
 
     def row_metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the other metrics of each row, each of shape ``(n,)``; their mean over all rows is reported.
