@@ -95,7 +95,7 @@ def absolute(path: str) -> str:
         file, _, name = path.rpartition(mark)
         if file and (mark == "@" or file.endswith(".py")) and Path(file).exists() and not Path(path).exists():
             return f"{os.path.abspath(file)}{mark}{name}"
-    # Never there is what begins with ~, which is found from every folder as it is.
+    # A path that begins with ~ needs no folder: it is found from everywhere.
     there = Path(path).exists() or (glob.has_magic(path) and glob.glob(path))
     return os.path.abspath(path) if there else path
 

@@ -83,7 +83,7 @@ def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
     assert main([*job.split(), "16"]) == 0
     out = capsys.readouterr().out
     assert f"# warning: {said}" in out
-    assert "# threads: 1 per rank, of " in out
+    assert "# threads: 1 per rank; this machine has " in out
     assert main([*job.split(), "4"]) == 0
     assert "core(s): ranks take turns" not in capsys.readouterr().out
     assert cores.crowding_warning(RunConfig(nproc=16, device="cuda")) is None

@@ -181,7 +181,7 @@ def test_a_dry_run_reads_no_whole_column(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     task = Large(rows=53)
     resolved = resolve(config(tmp_path), 1, task=task)
-    assert "micro-batches of its first step: 4, of 2, 2, 2, 2 rows" in describe(resolved, task.prepare(resolved.config))
+    assert "first step has 4 micro-batch(es), of 2, 2, 2, 2 rows" in describe(resolved, task.prepare(resolved.config))
 
 
 def test_a_constant_column_is_an_array_of_ones_without_the_memory(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choose a checkpoint of a run for a command: the newest, the best, or that of a step."""
+"""Choose a checkpoint of a run for a command: the newest, the best, or a given step's."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def weights_of(names: Iterable[str]) -> str:
 
 
 class Evaluated:
-    """A checkpoint whose weights are their average, where it has one; implements ``distcore.SavedState``."""
+    """A checkpoint with averaged weights in place of the weights, if it has any. Implements ``distcore.SavedState``."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint

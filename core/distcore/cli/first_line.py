@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SILENCE = 1.5
-"""Seconds after which a command that has said nothing says that it is at work."""
+"""Seconds without output after which a command says that it is at work."""
 SLOW = "torch"
-"""The package whose import may take longer than that, and lets no other thread run meanwhile."""
+"""The package that takes longer to import; meanwhile no other thread runs."""
 
 
 class FirstLine:

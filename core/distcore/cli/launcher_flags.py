@@ -1,4 +1,4 @@
-"""The flags of ``distcore train`` that say how ranks are started: they are no part of the run and of its config."""
+"""The flags of ``distcore train`` that start ranks; they are not in the config of the run."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FLAGS = {
     "--launcher": ("NAME[:VALUE]", "launcher that starts the ranks: {launchers}"),
     "--nodes": ("N|MIN:MAX", "machines; MIN:MAX: as many as there are, for torchrun"),
     "--hostfile": ("FILE", "the machines, a line 'NAME slots=N' for each"),
-    "--include": ("HOST:0,2@HOST", "machines to use and, behind a colon, their slots, which are GPUs, in this order"),
+    "--include": ("HOST:0,2@HOST", "machines to use, in this order; after a colon, their slots (GPUs)"),
     "--exclude": ("HOST:1@HOST", "machines, or slots of them, to leave out"),
     "--env": ("NAME=VALUE", "variable for all ranks; repeatable; over those of .distcore.env"),
-    "--log-dir": ("DIR", "a file per rank with what it prints; rank 0 prints on the screen, too"),
+    "--log-dir": ("DIR", "a file per rank with its output; rank 0 prints on the screen, too"),
 }
-"""By name: the value in ``--help``, and its text; ``{launchers}`` stands for the installed ones."""
+"""Map each flag to its value and text in ``--help``. ``{launchers}`` stands for the installed launchers."""
 
 
 def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags, as a group of their own that the short help leaves out; one not given leaves no value."""
+    """Add the flags in a group that the short help omits. A flag that is not given sets no attribute."""
     group = parser.add_argument_group("starting ranks, here or on other machines")
     launchers = ", ".join(registry.offers("launchers"))
     for name, (takes, text) in FLAGS.items():
@@ -57,7 +57,7 @@ def is_launcher_asked(arguments: argparse.Namespace) -> bool:
 
 
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
-    """Start the run by a launcher, or print what it would start; return the exit status. Raises DistcoreError."""
+    """Start the run by a launcher, or print its commands; return the exit status. Raises DistcoreError."""
     from distcore.rank_environment import join
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 
@@ -81,14 +81,14 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
 
 
 def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
-    """Return what was asked for, from the given flags, the config, and this machine; raises ConfigError."""
+    """Return the request to the launcher, from flags, config and this machine. Raises ConfigError."""
     from distcore.launchers import LaunchSpec
     from distcore.launchers.variables import settings
 
-    # Not what stands in a file: there it is the number of all ranks.
+    # Only the flag: in a config file nproc is the number of all ranks.
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
     return LaunchSpec(
-        train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags of starting
+        train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags that start ranks
         value=value,
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,
         nproc=nproc,
@@ -124,7 +124,7 @@ def _here(config: RunConfig, flags: str) -> Here:
 
 
 def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    """Return the machines that are left of the hostfile, or this one where its slots are chosen; ``None``: neither."""
+    """Return the chosen machines of the hostfile, or this machine if its slots are chosen; otherwise ``None``."""
     from distcore.launchers import Host
     from distcore.launchers.hosts import choose, read_hostfile
 
@@ -151,7 +151,7 @@ def _nodes(text: str) -> tuple[int, int]:
 
 
 def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
-    """Return the flags of starting in ``argv``, as a shell takes them: what a run that goes on is started with."""
+    """Return the flags in ``argv`` that start ranks, quoted for a shell: a resumed run needs them again."""
     given = vars(_own_flags().parse_known_args(list(argv))[0])
     flags = [(name, value) for name in (*FLAGS, "--nproc") for value in _values(given.get(_dest(name)))]
     restarts = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []

@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Help, add_help=False, **options)  # type: ignore[arg-type]
         self.short_help: dict[argparse.Action, Flag | None] = {}
-        """The flags of which the short help says less, or, where it is ``None``, nothing."""
+        """The flags with a shorter text in the short help; ``None``: the short help omits the flag."""
         self.add_argument(
             "-h", "--help", action=_ShowHelp, nargs="?", metavar=ALL, default=argparse.SUPPRESS,
             help="print this help; all: of every flag",

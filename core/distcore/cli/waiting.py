@@ -17,7 +17,7 @@ def sleep_if_busy() -> None:
 
     A thread that spins may hold the very core on which the one that it waits for could go on. On idle cores spinning
     is the faster way, so nothing is changed there. Numbers do not depend on it. To be called before torch is imported.
-    Ranks of another launcher are left alone: what is at work beside them is the other ranks.
+    Ranks of another launcher are left alone: the busy processes there are the other ranks.
     """
     from distcore.rank_environment import join
 

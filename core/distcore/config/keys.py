@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 RENAMED = {"packing": "padding_free"}
-"""The key of today by that of before, both at the top of a config."""
+"""Map each old key to its new name, both at the top of a config."""
 PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}}
 """Values by the name of ``--preset``; the user's own settings override them."""
 EXECUTION = frozenset({

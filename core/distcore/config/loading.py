@@ -71,7 +71,7 @@ def canonical(dotted: str) -> str:
 
 def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
     """Return the config as YAML for ``distcore train``; without ``defaults`` only the values that differ from them."""
-    # A preset would come back as values where those of the config are left out as the usual ones.
+    # A preset would come back as values, because the config omits values that are defaults.
     without = NOT_THE_JOB if defaults else NOT_THE_JOB | {"preset"}
     tree = config.model_dump(mode="json", exclude=without, exclude_defaults=not defaults)
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)

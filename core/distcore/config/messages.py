@@ -36,7 +36,7 @@ def explain(
     problems = error.errors()
     path, value, rules = first_problem(error)
     unknown = problems[0]["type"] == "extra_forbidden"
-    if unknown:  # what is last is the key itself, even one like the name of a type
+    if unknown:  # the last part is the key itself, even if it looks like the name of a type
         path = [*_keys(problems[0]["loc"][:-1]), str(problems[0]["loc"][-1])]
     where = ".".join(path)
     source = "command line" if where in changes else source

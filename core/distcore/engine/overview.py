@@ -1,4 +1,4 @@
-"""The lines before the first step: what the run will do, in the user's words."""
+"""The lines before the first step, which describe the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distcore.plugin.task.task import Datasets
 
 
 def model_size(module: nn.Module) -> dict[str, int]:
-    """Return the elements of a whole model's parameters, and of those that are trained; also on the meta device."""
+    """Count the elements of all parameters and of trained parameters. The model may be on the meta device."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
     return {"parameters": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 

@@ -35,7 +35,7 @@ def train_whole_batch(
     Replaces the loop's ``train_step``, which handles a loss that is a sum over rows. ``batch_loss`` gets rows in
     ascending order, for any number of ranks.
     """
-    base_seed = torch.initial_seed()  # that of the step and the data shard
+    base_seed = torch.initial_seed()  # the seed of this step and data shard
 
     def embed(number: int) -> dict[str, Tensor]:
         micro, batch = micros[number]

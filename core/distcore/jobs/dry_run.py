@@ -41,10 +41,10 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     yield f"run folder: {config.out}"
     yield f"rows: {sizes}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
-    yield f"threads: {threads} per rank, of {available_cores()} core(s) here"
+    yield f"threads: {threads} per rank; this machine has {available_cores()} core(s)"
     yield description(config, data)
     yield from _memory(completed, data)
-    yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
+    yield f"steps: {plan.steps} per epoch, {total_steps} in total, {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
 
@@ -59,13 +59,13 @@ def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
         freeze(config, meta_model)
         held = strategy.plan_memory(config, meta_model, int(config.nproc), optimizer_factory(config))
         what = "parameters, gradients and optimizer state"
-        yield f"memory: {held.states / 2**20:,.1f} MiB per rank for {what}; distcore plan says what activations add"
+        yield f"memory: {held.states / 2**20:,.1f} MiB per rank for {what}, without activations (see distcore plan)"
 
 
 def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
     micros = plan.split(0, 0, rank, ranks)
     rows = ", ".join("0" if micro.is_padding else str(len(micro.indices)) for micro in micros)
-    return f"micro-batches of its first step: {len(micros)}, of {rows} rows"
+    return f"first step has {len(micros)} micro-batch(es), of {rows} rows"
 
 
 def _device(config: RunConfig, rank: int) -> str:

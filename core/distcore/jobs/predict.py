@@ -40,7 +40,7 @@ from distcore.resolve.resolve import Resolved
 
 log = logging.getLogger("distcore")
 WINDOW = 32
-"""Micro-batches of each rank whose rows are in memory at the same time, and are written together."""
+"""Micro-batches per rank that are held in memory and written together."""
 LOG_SECONDS = 10
 """Least time between two log lines."""
 
@@ -50,7 +50,7 @@ class Prediction:
     """The rows to predict, the checkpoint, and the output file."""
 
     config: RunConfig
-    """That of the checkpoint, for these ranks."""
+    """The checkpoint's config, for these ranks."""
     path: Path
     """The checkpoint."""
     file: Path

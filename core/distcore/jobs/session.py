@@ -1,4 +1,4 @@
-"""A training loop of the user's own: the engine begins each step and ends it, the user's code makes it."""
+"""A training loop of the user's own: the engine begins and ends each step, the user's code does the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNHEARD = ("eval_every", "max_restarts", "patience")
 
 
 class Session:
-    """The strategy, rows, exact sums and checkpoints of ``distcore train``, in a loop of one's own.
+    """The strategy, rows, exact sums and checkpoints of ``distcore train``, for a loop that the user writes.
 
     ``with Session(config, model, rows) as session: for step in session: step.gradients(loss); step.apply()``. Every
     rank makes the same calls. A launcher has started the ranks; without one there is one.
@@ -46,8 +46,8 @@ class Session:
     ) -> None:
         """Check the config; ``model`` builds the model, after the core has seeded torch.
 
-        ``rows`` is a ``torch.utils.data.Dataset`` with a length, of which ``collate`` makes batches, or a
-        ``distcore.Dataset``. Raises DistcoreError, one line, for every error that the user can correct.
+        ``rows`` is a ``distcore.Dataset``, or a ``torch.utils.data.Dataset`` with a length; ``collate`` makes batches
+        of the latter. Raises DistcoreError, one line, for every error that the user can correct.
         """
         if isinstance(model, nn.Module) or not callable(model):
             raise TaskError(f"Session: model is a {type(model).__name__}; give a function that builds the model")
@@ -90,16 +90,16 @@ class Session:
 
     @property
     def is_main(self) -> bool:
-        """True on one rank: the one that prints."""
+        """True on the one rank that prints."""
         return self._run.world.is_main
 
     @property
     def progress(self) -> Progress:
-        """Steps, epochs and rows done, after the last ``step.apply()``."""
+        """Steps, epochs and rows that were done up to the last ``step.apply()``."""
         return self._progress
 
     def __iter__(self) -> Iterator[Step]:
-        """Yield the steps that are left; raises TaskError for one that is left without ``step.apply()``."""
+        """Yield the remaining steps. Raises TaskError if the loop body ends a step without ``step.apply()``."""
         run, hooks, task = self._run, self._hooks, self._resolved.task
         for micros, with_loss, finish in steps_ahead(run, hooks, task, self._data.train, self._progress):
             run.model.train()  # the user's code may have evaluated
@@ -123,7 +123,7 @@ class Session:
         return total / float(run.loss_multiplier)
 
     def save(self) -> None:
-        """Commit a checkpoint, unless that of this step is there."""
+        """Commit a checkpoint, unless this step already has one."""
         if self._saved != self._progress.step:
             self._saver.save(self._progress, None)
             self._saved = self._progress.step
@@ -136,7 +136,7 @@ class Session:
 
 
 class SessionStep(OwnStep):
-    """A step of a session, whose ``apply`` also ends it; implements ``distcore.Step``."""
+    """A step of a session; ``apply`` also ends the step. Implements ``distcore.Step``."""
 
     ended: Callable[[StepResult], None]
     """Ends the step, once the optimizer has stepped."""
@@ -163,7 +163,7 @@ class Loop(Simple):
         return self._collate(rows) if self._collate else super().collate(rows)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the rows: as they are, if they are a ``distcore.Dataset``."""
+        """Return the rows as a ``distcore.Dataset``."""
         rows = self._rows if hasattr(type(self._rows), "batch") else given_rows(self._rows, self)
         return Datasets(train=rows, evaluation=rows, test=rows)
 
@@ -172,7 +172,7 @@ class Loop(Simple):
         return self._build()
 
     def train_step(self, step: Step) -> Tensor:
-        """Say that the core makes no step: a strategy that cannot have it otherwise is refused."""
+        """Declare own steps, so that the core refuses a strategy that must step by itself."""
         raise NotImplementedError
 
     def row_loss(self, model: nn.Module, batch: Batch) -> Losses:

@@ -92,7 +92,7 @@ class _Product(torch.autograd.Function):
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer whose frozen weight is widened inside the product."""
+    """A linear layer with a frozen 16-bit weight, which each product widens."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer with its weight in fp32."""
@@ -103,7 +103,7 @@ class StoredLinear(nn.Linear):
 
 
 class StoredEmbedding(nn.Embedding):
-    """An embedding whose looked-up rows are widened to the dtype of ``beside``, a parameter that is not kept."""
+    """An embedding with 16-bit weights; looked-up rows get the dtype of the parameter ``beside``."""
 
     beside: tuple[nn.Module, str]
     """Its module and name: fp32, unless a strategy casts the whole model, or gathers it in another dtype."""

@@ -88,7 +88,7 @@ class Sharded(Backend):
             compiles=frozenset({"regions"}),
             forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
             owns=frozenset({"precision"}),
-            limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
+            limits=("fsdp2 needs GPUs: on a CPU Accelerate falls back to DDP",),
         )
 
     def check_evaluation(self, config: RunConfig) -> None:

@@ -48,7 +48,7 @@ from distcore_deepspeed import (
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
 FP32_ONLY = "deepspeed: stage 0 in fp32 only"
 GATHERS = "gathers weights inside of every layer at DeepSpeed's stage 3"
-FP16 = "deepspeed: fp16 needs a GPU or a CPU that multiplies in it"
+FP16 = "deepspeed: fp16 needs a GPU, or a CPU with fp16 arithmetic"
 
 
 class ZeRO(Backend):

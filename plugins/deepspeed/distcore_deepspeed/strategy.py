@@ -44,10 +44,10 @@ from distcore_deepspeed.options import DeepSpeedOptions
 from distcore_deepspeed.tracing import traced_engine
 
 log = logging.getLogger("distcore")
-UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
+UNUSED = "an unused parameter gets a zero gradient, so weight decay changes it"
 GATHERS = "gathers weights inside of every layer at stage 3"
-WHOLE = "at stage 3 a pretrained model, or one whose random weights cannot be replayed, is built whole on every rank"
-FP32_ONLY = "stage 0 is for fp32; stage 1 does the same in bf16"
+WHOLE = "at stage 3 every rank builds a model whole, unless it starts from random weights that can be drawn in parts"
+FP32_ONLY = "stage 0 is for fp32 only; use stage 1 for bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             limits=(
                 FP32_ONLY,
                 UNUSED,
-                "fp16 needs a GPU or a CPU that multiplies in it; nvme needs stage 3 and libaio",
+                "fp16 needs a GPU, or a CPU with fp16 arithmetic; nvme needs stage 3 and libaio",
                 WHOLE,
             ),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if user.stage == 0 else {}),

@@ -111,7 +111,7 @@ class FSDPStrategy:
         compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
         forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
         limits=(
-            "a model without safetensors files, or with random weights that cannot be drawn in parts, is built whole",
+            "a rank builds the model whole, unless it reads safetensors files or can draw random weights in parts",
             "reduce_dtype=precision rounds gradients",
             "a parameter without dimensions cannot be sharded",
         ),

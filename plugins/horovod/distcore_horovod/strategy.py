@@ -81,8 +81,8 @@ class HorovodStrategy:
             deterministic=bool(self.groups),
             limits=(
                 "compression=fp16 rounds gradients to half precision",
-                "op=adasum is not a mean: laws 2 and 3 do not hold, and it needs a Horovod that was built with MPI",
-                "the rendezvous on several machines is open to their network until all ranks are connected",
+                "op=adasum is not a mean, so laws 2 and 3 do not hold; it needs a Horovod built with MPI",
+                "the rendezvous of several machines is open to their network until all ranks are connected",
             ),
             exempt=self._exempt(),
         )

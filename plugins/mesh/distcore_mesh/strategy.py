@@ -83,11 +83,11 @@ class MeshStrategy(MeshOptions):
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # as measured for fsdp
             limits=(
-                "a pretrained model, or one whose random weights cannot be replayed, is built whole on every rank",
-                "layers split by tp need a plan; adapters of LoRA are trained with tp = 1 only",
-                "dropout of heads, hidden units and tokens that are split draws the same mask on each rank of a group",
-                "cp is for decoders of a few model types; with cp or pp a model cannot generate text",
-                "pp is for models with one stack of blocks and without tied weights",
+                "every rank builds a model whole, unless it starts from random weights that can be drawn in parts",
+                "tp needs a plan of the layers to split; LoRA needs tp = 1",
+                "where heads, hidden units or tokens are split, the ranks of a group draw the same dropout mask",
+                "cp supports decoders of a few model types; with cp or pp a model cannot generate text",
+                "pp supports models with one stack of blocks and without tied weights",
             ),
             exempt={"tied-parameters": "two stages of a pipeline cannot share a weight"} if self.pp > 1 else {},
         )

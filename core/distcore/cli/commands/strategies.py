@@ -1,4 +1,4 @@
-"""``distcore strategies``: list the installed strategies and what they declare, or the options of one."""
+"""``distcore strategies``: list the installed strategies with their capabilities, or show one strategy's options."""
 
 from __future__ import annotations
 

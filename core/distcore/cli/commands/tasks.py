@@ -1,4 +1,4 @@
-"""``distcore tasks``: list the installed tasks and what they measure, or the options of one."""
+"""``distcore tasks``: list the installed tasks with their metrics, or show the options of one task."""
 
 from __future__ import annotations
 

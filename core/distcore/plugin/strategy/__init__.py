@@ -1,1 +1,1 @@
-"""The side of a strategy: hook specs, what passes through them, and the defaults. Begin with `hookspecs`."""
+"""The interface of strategies: hook specs, their arguments and results, and defaults. Begin with `hookspecs`."""

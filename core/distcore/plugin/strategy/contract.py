@@ -27,7 +27,7 @@ LocalRange = Callable[[str], tuple[int, int]]
 WeightStream = Callable[[LocalRange], Iterator[tuple[str, "Tensor"]]]
 """Yields each parameter's name and the elements of ``LocalRange``, flattened, on the CPU.
 
-Every rank gets all parameters in the same order, also those of which it needs no element. A tied parameter comes once,
+Every rank gets all parameters in the same order, even one without elements for this rank. A tied parameter comes once,
 by its first name.
 """
 LOOPBACK = "127.0.0.1"
@@ -166,7 +166,7 @@ class PreparedModel:
     loss_scale: LossScale | None = None
     """The dynamic loss scale of a strategy that owns ``precision``; checkpoints save and restore it."""
     state: Any = None
-    """``run.strategy_state`` in the strategy's later hooks: whatever it must remember about this model."""
+    """``run.strategy_state`` in later hooks: the strategy's own state for this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModelRef:
-    """Weights that are neither trained nor saved: of the base model of an adapter, or of a frozen model."""
+    """Weights that are neither trained nor saved: a frozen model's, or the base model's of an adapter."""
 
     digest: str
     """SHA-256 of the weights, in hexadecimal: of their files, of their values, or of the recipe that draws them."""

@@ -89,7 +89,7 @@ def step(run: Run, clip: Clip) -> StepResult:
 def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
     """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before, if clipped by norm.
 
-    Works on plain tensors and on DTensors, whose norm is that of the whole gradient.
+    Works on plain tensors and on DTensors; the norm is the whole gradient's.
     """
     if clip.norm is None and clip.value is None:
         return None

@@ -3,7 +3,7 @@
 Operations have exactly one answer, never ``None``: pluggy reads ``None`` as "not mine", so the core turns it
 into an error that names strategy and hook. An operation that a strategy leaves out is done as in one process
 (``distcore.plugin.strategy.defaults``). An implementation names only the arguments it wants. An extension may wrap any
-operation with ``@hookimpl(wrapper=True)``. The laws are those of docs/laws.md.
+operation with ``@hookimpl(wrapper=True)``. docs/laws.md has the laws.
 
 Each example is a method of a strategy's class (operations) or of an extension's (events). The operations' examples
 together are a strategy that replicates the model; a test runs all of them.
@@ -291,7 +291,7 @@ class Events:
     def on_run_start(self, run: Run, progress: Progress) -> Answer:
         """The model is wrapped, a checkpoint is loaded if there is one to resume; training is about to start.
 
-        ``progress`` is where it starts: at step 0, or at that of the checkpoint.
+        ``progress`` is the start: step 0, or the checkpoint's step.
 
         Example::
 

@@ -67,7 +67,7 @@ class BoundTask:
         """Return True if the task has all of these methods."""
         return self._own.keys() >= {*names}
 
-    # What it declares, and what is called before a model is there
+    # Declarations, and methods that are called before the model exists
 
     @property
     def declared_metrics(self) -> Mapping[str, Direction]:
@@ -82,12 +82,12 @@ class BoundTask:
 
     @property
     def from_scratch(self) -> bool:
-        """True if the task says, in its attribute of this name, that its model starts from random weights alone."""
+        """True if the task declares, by an attribute of this name, that its model starts from random weights."""
         return bool(getattr(self.task, "from_scratch", False))
 
     @property
     def exempt(self) -> Mapping[str, str]:
-        """Cases of the task's laws that it does not keep, with the reason; default: none."""
+        """Cases of the laws that the task does not satisfy, with the reason; default: none."""
         declared: Mapping[str, str] = getattr(self.task, "exempt", {})
         return declared
 
@@ -98,7 +98,7 @@ class BoundTask:
 
     @property
     def whole_batch(self) -> bool:
-        """True if the loss is one over the global batch; ``whole_batch = False`` of a task says that now it is not."""
+        """True if the loss is over the global batch. A task switches this off by ``whole_batch = False``."""
         return self.has("embed", "batch_loss") and bool(getattr(self.task, "whole_batch", True))
 
     def listener(self) -> dict[str, object]:
@@ -126,17 +126,17 @@ class BoundTask:
         return data
 
     def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the folder with the model's weights; ``None`` for a task that knows of none."""
+        """Return the folder with the model's weights; ``None`` if the task has no such folder."""
         return self._call("weights_folder", None, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model in fp32 on torch's default device."""
         return self.task.build_model(config, data)
 
-    # Models that it uses and does not train
+    # Frozen models
 
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
-        """Return the frozen models by name; none of a task that has none. Raises TaskError for anything else."""
+        """Return the frozen models by name, possibly none. Raises TaskError for another type."""
         models: Mapping[str, FrozenModel | Initial] = self._call("frozen", {}, config, data)
         for name, model in models.items():
             if model != INITIAL and not isinstance(model, FrozenModel):
@@ -154,7 +154,7 @@ class BoundTask:
 
     @cached_property
     def phases(self) -> Mapping[str, Phase]:
-        """The phases of a step, by name; none of a task that has none. Raises TaskError for anything else."""
+        """The phases of a step by name, possibly none. Raises TaskError for another type."""
         phases: Mapping[str, Phase] = self._call("phases", {})
         if not isinstance(phases, Mapping) or not all(isinstance(phase, Phase) for phase in phases.values()):
             raise TaskError(f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase")
@@ -234,7 +234,7 @@ class BoundTask:
     def loss(self) -> Loss:
         """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError if it has neither.
 
-        Of a loss over the global batch that of a micro-batch alone, of phases their sum.
+        A loss over the global batch is computed for one micro-batch alone; losses of phases are added.
         """
         return self.loss_that_logs(_unlogged)
 
@@ -279,7 +279,7 @@ class BoundTask:
         return loss
 
     def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of each row, ``(n,)``; their sum, ``(1,)``, if the task gives no more."""
+        """Return the loss of each row, ``(n,)``, or the sum, ``(1,)``, if the task has only a summed loss."""
         if self.has("outputs"):
             losses = self._own["outputs"](model, batch).get("loss")
             if isinstance(losses, Tensor):
@@ -302,7 +302,7 @@ class BoundTask:
         def evaluate(batch: Batch, rows: int) -> Evaluated:
             given = checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
             if generate:
-                # Not compiled: what grows with each token would be compiled again and again.
+                # Not compiled: generated rows grow with each token, and each length would be compiled again.
                 with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                     made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
                 if twice := sorted(given.keys() & made.keys()):

@@ -181,7 +181,7 @@ def checked_metrics(method: str, metrics: object) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """A metric as a Python number where it is a number of numpy or a tensor without dimensions."""
+    """A metric as a Python number, if it is a numpy scalar or a tensor without dimensions."""
     if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0:
         return value.item()
     return value

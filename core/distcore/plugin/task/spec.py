@@ -165,7 +165,7 @@ class TaskSpec:
         Example::
 
             def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-                return data  # one prediction a row: all logits are those of targets
+                return data  # one prediction per row: every logit is at a target
         """
         raise NotImplementedError
 
@@ -228,7 +228,7 @@ class TaskSpec:
         """Make one optimizer step through the handle ``step``; return this rank's share of the loss, to be logged.
 
         For steps of several passes, or with changed gradients. It must call ``step.apply()`` and be the same on every
-        rank; what it keeps between steps belongs into ``step.state``. Schedule and average step once.
+        rank. State between steps belongs in ``step.state``. Learning rate and averaged weights advance once.
 
         Example::
 

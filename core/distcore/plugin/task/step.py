@@ -32,12 +32,12 @@ class Step(Protocol):
     def backward(self, share: Tensor) -> Tensor:
         """Add the gradients of the share that ``forward`` returned last; return it detached.
 
-        After the last micro-batch the gradients are those of the global batch, on every rank.
+        After the last micro-batch every rank has the gradients of the global batch.
         """
         ...
 
     def gradients(self, loss: Callable[..., Any] | None = None) -> Tensor:
-        """Set the gradients to those of the mean loss over the global batch; return this rank's share of it.
+        """Compute the gradients of the mean loss over the global batch; return this rank's share of the loss.
 
         Runs ``zero``, and ``forward`` and ``backward`` over all micro-batches.
         """

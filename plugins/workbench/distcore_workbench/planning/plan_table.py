@@ -23,12 +23,12 @@ def show(plan: MemoryPlan, devices: Mapping[str, int]) -> None:
     """Print the plan; ``devices`` are the sizes to fit into, in bytes, as the user wrote them."""
     console = stdout_console()
     say(console, f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained")
-    say(console, f"tensors of a checkpoint: {format_size(plan.checkpoint)}")
+    say(console, f"a checkpoint has {format_size(plan.checkpoint)} of tensors")
     known = [row for row in plan.rows if row.memory is not None]
     if known:
         console.print()
         headings = ["strategy, ranks", *HEADINGS[2:], *(f"fits {size}" for size in devices)]
-        # In one cell: where columns do not fit they go on below, beside the first one alone.
+        # Name and ranks share a cell: columns that do not fit continue below, next to the first column only.
         table = [(f"{name}, {ranks}", *sizes) for name, ranks, *sizes in (cells(row, devices) for row in known)]
         print_cells(console, headings, table, numbers=True)
         for line in remarks(plan):
@@ -40,14 +40,14 @@ def show(plan: MemoryPlan, devices: Mapping[str, int]) -> None:
 
 def remarks(plan: MemoryPlan) -> list[str]:
     """Return the lines below the table: the subject of the figures, and unknown ones."""
-    lines = ["per rank; sent: in a step of one micro-batch"]
+    lines = ["sizes are per rank; sent: bytes in a step of one micro-batch"]
     batches: dict[Batch, list[str]] = {}
     for row in plan.rows:
         if row.batch is not None:
             batches.setdefault(row.batch, []).append(f"{row.strategy} on {row.world}")
-    padding = "padded to the longest" if plan.padded else "without padding"
+    padding = "padded to the longest row" if plan.padded else "without padding"
     for batch, names in batches.items():
-        of = f" of {', '.join(names)}" if len(batches) > 1 else ""
+        of = f" ({', '.join(names)})" if len(batches) > 1 else ""
         lines.append(f"longest micro-batch{of}: {batch.rows} row(s) of up to {batch.longest} tokens, {padding}")
     if plan.device != "cpu" and batches:
         how = f"traced on a CPU, with dropout and attention as on {plan.device}"

@@ -37,14 +37,14 @@ def test_each_row_of_eighty_columns_says_strategy_and_ranks(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["plan", *JOB, "--strategies", "single,fsdp", "--nproc", "1,4", "--device-memory", "24G"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines[: lines.index("per rank; sent: in a step of one micro-batch")])) <= 80
+    assert max(map(len, lines[: lines.index("sizes are per rank; sent: bytes in a step of one micro-batch")])) <= 80
     tables = [number for number, line in enumerate(lines) if line.startswith("strategy, ranks ")]
     assert len(tables) > 1
     for number in tables:
         rows = [line.partition("  ")[0] for line in lines[number + 1 : number + 4]]
         assert rows == ["single, 1", "fsdp, 1", "fsdp, 4"]
     longest = [line.partition(":")[0] for line in lines if line.startswith("longest micro-batch")]
-    assert longest == ["longest micro-batch of single on 1, fsdp on 1", "longest micro-batch of fsdp on 4"]
+    assert longest == ["longest micro-batch (single on 1, fsdp on 1)", "longest micro-batch (fsdp on 4)"]
 
 
 def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
