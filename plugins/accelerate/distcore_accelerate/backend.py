@@ -45,7 +45,7 @@ class Backend(ABC):
         """Return the capabilities of the backend with these options."""
 
     def open_values(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return, by dotted key, what the backend's own config says of distcore's keys."""
+        """Return the values of distcore's keys in the backend's own config, by dotted key."""
         return {}
 
     def check_training(self, config: RunConfig) -> None:
@@ -59,7 +59,7 @@ class Backend(ABC):
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory and the traffic of each rank. Raises ConfigError if they are unknown."""
-        raise ConfigError(f"backend = {self.settings.backend!r}: what it holds is not known")
+        raise ConfigError(f"backend = {self.settings.backend!r}: its memory is not known")
 
     def traced(self) -> object:
         """Return a stand-in for traced steps. Raises ConfigError for a backend without one."""

@@ -77,7 +77,7 @@ class ZeRO(Backend):
         )
 
     def open_values(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what file or JSON says of batch, rates and clipping; without a scheduler, the schedule stays open."""
+        """Return batch, rates and clipping from file or JSON. Without a scheduler, the schedule stays open."""
         return open_values(self.user, config, owns_schedule=False)
 
     def check_training(self, config: RunConfig) -> None:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def _parse(words: list[str]) -> Namespace:
     """Return torchrun's arguments, completed with the values of this machine."""
     parser = get_args_parser()
-    parser.allow_abbrev = False  # what follows the module has flags of its own
+    parser.allow_abbrev = False  # the words after the module are flags of its own
     known = parser._option_string_actions
     if "--shutdown-timeout" in words and "--shutdown-timeout" not in known:  # an older torch has 30 seconds, fixed
         at = words.index("--shutdown-timeout")

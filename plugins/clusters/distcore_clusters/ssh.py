@@ -30,7 +30,7 @@ class SshLauncher:
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts.
 
-        The value is the port of sshd, where it is not that of ssh's own config.
+        The value is the port of sshd, if ssh's own config has another port.
         """
         if spec.value and not (spec.value.isdecimal() and 0 < int(spec.value) < 2**16):
             raise ConfigError(f"--launcher ssh:{spec.value}: expected ssh:PORT, a number from 1 to 65535")

@@ -1,4 +1,4 @@
-"""DeepSpeed as a distcore strategy, and what another plugin needs that drives DeepSpeed's engine.
+"""DeepSpeed as a distcore strategy, and code for other plugins that drive DeepSpeed's engine.
 
 The names in ``__all__`` are public; see "For other plugins" in the README. They are imported when they are first
 used: DeepSpeed itself takes seconds to import.

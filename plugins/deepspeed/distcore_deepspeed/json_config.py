@@ -59,7 +59,7 @@ class UserConfig:
     options: tuple[Setting, ...] = ()
     """Keys that options set. They override the JSON."""
     is_given: bool = False
-    """True if the user gave a JSON: what it leaves out has DeepSpeed's meaning."""
+    """True if the user gave a JSON: keys that it omits have DeepSpeed's defaults."""
     default_stage: int = 2
     """The ZeRO stage where neither the JSON nor an option names one."""
 

@@ -45,14 +45,14 @@ def zero_memory(
     """
     kind = optimizer_type(config, user)
     if kind not in (None, "Adam", "AdamW"):
-        raise ConfigError(f"optimizer {kind}: what DeepSpeed's keeps is not known")
+        raise ConfigError(f"optimizer {kind}: the memory of DeepSpeed's optimizer is not known")
     if user.stage == 0:
         memory = footprint.whole(meta_model, make_optimizer)
         return replace(memory, sent=footprint.shared(memory.gradients, ranks, times=2))
     if user.stage == 1 and config.precision == "bf16":
-        raise ConfigError("stage 1 in bf16: what it holds is not known; stage 2 is")
+        raise ConfigError("stage 1 in bf16: its memory is not known, unlike stage 2's")
     if not user.keeps_masters:
-        raise ConfigError("offload to nvme: what stays in memory is not known")
+        raise ConfigError("offload to nvme: the memory that stays in use is not known")
     element = 4 if config.precision == "fp32" else 2
     sizes = _Sizes(
         zero=DeepSpeedZeroConfig(**_without_idle_offload(resolve_section(user, config, ranks, meta_model))),

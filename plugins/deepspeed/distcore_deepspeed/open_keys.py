@@ -1,4 +1,4 @@
-"""Values of distcore's keys that a DeepSpeed JSON says: they are used for what the user leaves open."""
+"""Values of distcore's keys from a DeepSpeed JSON, for keys that the user leaves open."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LEAST_WARMUP = 1
 
 
 def open_values(user: UserConfig, config: RunConfig, owns_schedule: bool = True) -> dict[str, Any]:
-    """Return what the user's JSON says of distcore's keys, by dotted key; nothing without a JSON.
+    """Return the values of distcore's keys in the user's JSON, by dotted key; nothing without a JSON.
 
-    What the JSON leaves out has DeepSpeed's meaning: no weight decay, and a constant rate where ``owns_schedule`` says
-    that nothing but the JSON can name a scheduler. ``config`` is known as far as ``fill_config`` has it.
+    Keys that the JSON omits have DeepSpeed's defaults: no weight decay, and a constant rate if ``owns_schedule`` says
+    that only the JSON can name a scheduler. ``config`` is known as far as ``fill_config`` has it.
     """
     if not user.is_given:
         return {}

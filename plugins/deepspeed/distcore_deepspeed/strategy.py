@@ -92,7 +92,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         )
 
     def fill_config(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return what the user's JSON says of distcore's keys."""
+        """Return the values of distcore's keys in the user's JSON."""
         return open_values(self.user_config, config)
 
     def check_config(self, config: RunConfig) -> None:

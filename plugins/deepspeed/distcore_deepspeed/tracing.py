@@ -22,7 +22,7 @@ from distcore_deepspeed.optimizers import optimizer_type
 def traced_engine(user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> TracedEngine:
     """Return a stand-in for a strategy with these ``capabilities``. Raises ConfigError, one line, for NVMe."""
     if not user.keeps_masters:
-        raise ConfigError("offload to nvme: what stays in memory is not known")
+        raise ConfigError("offload to nvme: the memory that stays in use is not known")
     return TracedEngine(user, capabilities, activation_checkpointing)
 
 

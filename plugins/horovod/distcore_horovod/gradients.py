@@ -35,7 +35,7 @@ def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compr
 
 
 def _with_all_state(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """Return a class like that of ``optimizer``, whose constructor copies all attributes of ``optimizer``.
+    """Return a subclass of the optimizer's class; its constructor copies all attributes of ``optimizer``.
 
     Horovod makes another optimizer of the same class from the parameter groups only. It would lose other attributes,
     and fail if the class needs more arguments.

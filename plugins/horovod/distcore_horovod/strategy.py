@@ -119,7 +119,7 @@ class HorovodStrategy:
     ) -> Memory:
         """Return the memory of model and fusion buffer. Raises ConfigError for adasum, which keeps copies."""
         if self.op == "adasum":
-            raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
+            raise ConfigError("strategy_options.op = 'adasum': its memory is not known")
         held = footprint.whole(meta_model, make_optimizer)
         on_wire = held.gradients // (1 if self.compression == "none" else 2)
         buffers = self._fusion_bytes() if ranks > 1 else 0
@@ -128,7 +128,7 @@ class HorovodStrategy:
     def traced(self) -> object:
         """Return a stand-in for Horovod, which a plan cannot start. Raises ConfigError for adasum."""
         if self.op == "adasum":
-            raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
+            raise ConfigError("strategy_options.op = 'adasum': its memory is not known")
         return TracedFusion(self._fusion_bytes(), halves=self.compression != "none")
 
     def _fusion_bytes(self) -> int:

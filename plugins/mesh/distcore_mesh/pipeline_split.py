@@ -146,7 +146,7 @@ def _ancestors(path: str) -> Iterator[str]:
 def _modules_around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
     """Return the names of the modules with own parameters before the blocks, and of those after them.
 
-    The order is that of registration. ``_check_order`` reports a model that calls them in another order.
+    Names are in the order of registration. ``_check_order`` reports a model that calls them in another order.
     """
     before: list[str] = []
     after: list[str] = []

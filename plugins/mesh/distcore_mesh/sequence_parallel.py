@@ -2,7 +2,7 @@
 
 Without it every rank computes the same norms, residuals and dropout. With it each rank computes them for a part of
 every sequence. Before a split part, ranks gather the tokens; after it, a reduce-scatter leaves each rank its own
-(Korthikanti et al., 2022, arXiv:2205.05198). The traffic is that of the all-reduces that this replaces.
+(Korthikanti et al., 2022, arXiv:2205.05198). The traffic equals the traffic of the replaced all-reduces.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
 
 
 def script_of(tree: Tree) -> Script:
-    """Return what the YAML trains."""
+    """Return the script that the YAML stands for."""
     rl = tree.get("rl") or ("reward" if tree.get("reward_model") else None)
     task = f"{rl}.py:{str(rl).upper()}" if rl else "causal-lm"
     return Script(task=task, rows=ROWS, lora=(8, 16.0), needs_task=bool(rl))

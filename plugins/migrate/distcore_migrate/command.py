@@ -1,4 +1,4 @@
-"""``distcore migrate``: the config that does what files or a command line of another trainer say."""
+"""``distcore migrate``: turn the files or the command line of another trainer into a config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the config, and on stderr what to look at; raises ConfigError, one line."""
+    """Print the config, and the remarks on stderr. Raises ConfigError, one line."""
     from distcore_migrate import migrate
 
     if arguments.nproc is not None and arguments.nproc < 1:

@@ -27,7 +27,7 @@ INSTEAD = {
     "xla_spawn": "there is no XLA here; --device takes what torch.accelerator sees",
     "ds_report": "distcore strategies says what is installed and can work here",
 }
-"""Scripts that train nothing, to what is there instead."""
+"""Map each script that trains nothing to its replacement here."""
 HINT = "known programs are python, torchrun, accelerate launch, deepspeed, horovodrun, mpirun, srun"
 
 
@@ -129,7 +129,7 @@ def _program(name: str) -> str | None:
 
 
 def _skip_wrappers(rest: list[str], environment: Tree) -> None:
-    """Take from ``rest`` what stands before a program, in place: variables, wrappers and a shell's ``-c``."""
+    """Remove all words before the program from ``rest``: variables, wrappers and a shell's ``-c``."""
     while rest:
         if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0], re.DOTALL):
             environment[match[1]] = match[2]

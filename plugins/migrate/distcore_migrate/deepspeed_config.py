@@ -168,7 +168,7 @@ DEFAULTS: Tree = {"lr": ("lr", 1e-3), "weight_decay": ("optimizer.weight_decay",
 
 
 def _left_out(draft: Draft, name: str, params: Tree) -> None:
-    """Set what DeepSpeed takes for a parameter that the section leaves out."""
+    """Set DeepSpeed's default for a parameter that the section omits."""
     for param, (key, value) in DEFAULTS.items():
         about = f"{name}.params.{param}, not given"
         if param in params:

@@ -1,4 +1,4 @@
-"""The config that is being made, and what is said about each key that was read: rows of the tables write both."""
+"""The config that is being made, with notes about the keys that were read; rules in the tables write both."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark about one key, or about the whole."""
+    """A remark about one key, or about the whole config."""
 
     kind: Kind
     """Kind of remark."""
     about: str
-    """The key with its value, or what else the note is about."""
+    """The key with its value, or another subject of the note."""
     text: str = ""
-    """Why, or what to do; empty where the key says it all."""
+    """The reason or the remedy; empty if the key needs no words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def start_flag(*flags: str) -> Rule:
 
 
 def apply(draft: Draft, rows: Mapping[str, Rule], given: Tree, what: str, prefix: str = "") -> None:
-    """Apply the row of each given key; one that has no row is named. ``what`` is whose keys they are."""
+    """Apply the rule of each given key; note a key without a rule. ``what`` names the owner of the keys."""
     for name, value in given.items():
         if row := rows.get(name):
             try:

@@ -14,7 +14,7 @@ from distcore_migrate.draft import Tree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flags:
-    """The flags of a program before what it starts, as its parser takes them."""
+    """The flags of a program that starts another one, as its parser takes them."""
 
     switches: frozenset[str]
     """Flags without a value, with underscores."""
@@ -28,8 +28,8 @@ class Flags:
     def cut(self, words: Sequence[str]) -> tuple[Tree, list[str]]:
         """Return the flags before the first word that is none, and the words from there on.
 
-        A flag may be abbreviated if one flag alone begins so. Of a flag that is not known, a word that looks like a
-        value is taken as its value unless it names a script.
+        An abbreviated flag must fit only one flag. The word after an unknown flag is its value if it looks like a value
+        and does not name a script.
         """
         flags: Tree = {}
         rest = list(words)
@@ -85,7 +85,7 @@ def is_flag(word: str) -> bool:
 
 
 def value_of(text: str) -> Any:
-    """Return a word as what it says: a number, a truth value, a tree; otherwise the word."""
+    """Return the value of a word: a number, a truth value, a tree, or else the word itself."""
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     try:

@@ -16,7 +16,7 @@ IN_TRAINER = {
     "auto_wrap": no_effect("the model's repeated blocks are wrapped unless wrap names others"),
     "offload": fact("fsdp_offload"),
 }
-"""Words of the Trainer's ``fsdp`` beside the sharding."""
+"""Words of the Trainer's ``fsdp`` other than the sharding."""
 
 
 def _reshard(draft: Draft, name: str, value: Any) -> None:
@@ -121,7 +121,7 @@ def read_words(draft: Draft, words: Any) -> None:
 
 
 def choose(draft: Draft, origin: str) -> None:
-    """Set the strategy ``fsdp`` and its options; ``origin``: what asks for it."""
+    """Set the strategy ``fsdp`` and its options; ``origin`` is the source that asks for it."""
     draft.set("strategy", "fsdp", origin)
     for name, option in (("fsdp_sharding", "sharding"), ("fsdp_wrap", "wrap")):
         if (value := draft.take(name)) is not None:

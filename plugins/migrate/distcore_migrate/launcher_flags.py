@@ -47,7 +47,7 @@ class Program:
     rows: dict[str, Rule] = field(default_factory=dict)
     """Rules for its flags."""
     kind: str | None = None
-    """The strategy of what it starts, where nothing else says one."""
+    """The strategy of the started program, unless something else sets one."""
     alone: int | None = None
     """Processes where no flag says their number; ``None``: one per device."""
 

@@ -1,4 +1,4 @@
-"""Files of whole jobs, in the words of libraries above the Trainer: arguments, and what they train."""
+"""Files of whole jobs, for libraries above the Trainer: their arguments, and the script that they stand for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from distcore_migrate.draft import Tree
 from distcore_migrate.scripts import SCRIPTS, Script
 
 LIBRARIES = {"LLaMA-Factory": llama_factory.script_of, "Axolotl": axolotl.script_of, "Lightning": lightning.script_of}
-"""Formats of whole jobs, with what a file of theirs trains."""
+"""Map each format of whole jobs to the function that returns the script of a file."""
 
 
 def read_job(tree: Tree, kind: str) -> tuple[Tree, Script | None]:
-    """Return the arguments in a file of TrainingArguments or of a library above it, and what that trains."""
+    """Return arguments and script of a file, from TrainingArguments or from a library above them."""
     if kind == "TRL":
         return tree, SCRIPTS["dpo" if "beta" in tree else "sft"]
     script = LIBRARIES[kind](tree) if kind in LIBRARIES else None

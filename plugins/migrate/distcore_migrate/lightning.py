@@ -115,7 +115,7 @@ def _spread(flat: Tree, name: str, value: Any) -> None:
 
 
 def script_of(tree: Tree) -> Script:
-    """Return what the file trains: its model's class is a task of the user's own."""
+    """Return the script that the file stands for: the class of its model is a task of the user's own."""
     inner = tree["fit"] if isinstance(tree.get("fit"), dict) else tree
     model = inner.get("model") or {}
     path = str(model.get("class_path", "model.Model") if isinstance(model, dict) else model)

@@ -13,7 +13,7 @@ INSTEAD = {
     "infer_backend": "distcore predict RUN --data FILE writes answers",
     "export_dir": "distcore checkpoint export RUN --to DIR writes a model, with its adapter merged",
 }
-"""Keys of files that train nothing, to what is there instead."""
+"""Map each key of a file that trains nothing to its replacement here."""
 STAGES = {"pt": "causal-lm", "sft": "causal-lm"}
 """``stage`` to a task; the others train on preferences."""
 
@@ -69,7 +69,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
 
 
 def script_of(tree: Tree) -> Script:
-    """Return what the YAML trains; raises ConfigError for one that trains nothing."""
+    """Return the script that the YAML stands for. Raises ConfigError if the YAML trains nothing."""
     for key, instead in INSTEAD.items():
         if key in tree:
             raise ConfigError(f"{key} = {tree[key]}: this file trains nothing; {instead}")

@@ -22,7 +22,7 @@ EVERY_LAYER = ("all", "all-linear")
 
 
 def switch(*words: Any) -> Rule:
-    """Return the rule of a key that switches LoRA on by one of ``words``, which says no more."""
+    """Return the rule of a key that only switches LoRA on, by one of ``words``."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         if value in words:

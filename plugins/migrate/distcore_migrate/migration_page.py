@@ -1,4 +1,4 @@
-"""The config as YAML, each key with its origin, below comments that say what became of all the others."""
+"""The config as YAML: each key with its origin, and comments on the keys that have no place in it."""
 
 from __future__ import annotations
 

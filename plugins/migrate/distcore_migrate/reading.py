@@ -29,7 +29,7 @@ OF_TRAINER = frozenset({
 
 
 def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> tuple[Tree, Script | None]:
-    """Read the files that are given or named by others; return arguments, and what a file trains if it says that."""
+    """Read the given files and the files that they name. Return arguments, and the script if a file implies one."""
     arguments: Tree = {}
     launched: Tree = {}
     script: Script | None = None

@@ -26,7 +26,7 @@ class Script:
     own_loop: bool = False
     """Whether its loop is its own also without Accelerate."""
     strategy: str | None = None
-    """The strategy that its source uses; ``None``: the launcher or a file says it."""
+    """The strategy that its source uses; ``None``: the launcher or a file sets it."""
     lora: tuple[int, float | None] | None = None
     """Rank and alpha of LoRA that it takes by default; ``None``: it has no LoRA, and trains only if told to."""
     needs_task: bool = False

@@ -192,7 +192,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 def rows_of(script: Script | None) -> dict[str, Rule]:
-    """Return the rows of a script's arguments beside those of TrainingArguments; of none: what all scripts have."""
+    """Return the rules of a script's own arguments. Without a script: the rules that all scripts share."""
     rows = MODEL_ROWS | DATA_ROWS
     if script is None:
         return rows
@@ -200,7 +200,7 @@ def rows_of(script: Script | None) -> dict[str, Rule]:
 
 
 def finish_no_trainer(draft: Draft, script: Script) -> None:
-    """Set what the scripts without Trainer do in their own loop."""
+    """Set the behavior of scripts that have a loop of their own instead of the Trainer."""
     if draft.values.get("strategy") != "deepspeed":  # which clips as its own config says
         draft.values.setdefault("clip.norm", None)
         draft.origins.setdefault("clip.norm", "the script clips no gradients")

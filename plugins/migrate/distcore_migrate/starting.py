@@ -22,7 +22,7 @@ COUNTS = ("processes", "processes_here", "hosts", "hostfile", "include", "exclud
 
 
 def read_launcher(draft: Draft, command: Command) -> None:
-    """Put what the launchers were told into ``draft``; Accelerate's flags are read with its file."""
+    """Put the launchers' variables and flags into ``draft``; Accelerate's flags are read with its file."""
     for name, value in command.environment.items():
         draft.note("idle", f"{name} = {value}", "set it again where distcore train runs; --nproc auto is one rank per "
                    "GPU")  # fmt: skip
@@ -45,7 +45,7 @@ def read_launcher(draft: Draft, command: Command) -> None:
 
 
 def _count(draft: Draft, program: str, command: Command) -> None:
-    """Set the number of processes of a launcher that was told none."""
+    """Set the number of processes of a launcher whose command line has none."""
     alone = PROGRAMS[program].alone
     devices = [word for word in str(command.environment.get(DEVICES, "")).split(",") if word.strip().isdigit()]
     if program == "deepspeed" and devices:
@@ -59,7 +59,7 @@ def _count(draft: Draft, program: str, command: Command) -> None:
 
 
 def place(draft: Draft, program: str) -> None:
-    """Set the number of ranks on all machines, and what starts them there; raises ConfigError, one line."""
+    """Set the number of ranks on all machines, and their launcher. Raises ConfigError, one line."""
     include, exclude = draft.take("include", ""), draft.take("exclude", "")
     here, machines = draft.take("processes_here"), draft.take("machines")
     total = draft.facts["processes"].value if "processes" in draft.facts else None
@@ -208,7 +208,7 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
 
 
 def _say(draft: Draft, flags: list[str]) -> None:
-    """Say what became of each key that names machines."""
+    """Note the fate of each key that names machines."""
     for name in PLACES:
         if flags:
             draft.note_fact("start", name, shlex.join(flags))

@@ -27,13 +27,13 @@ NEAREST = {
 }
 """Replacements for names without an equal."""
 LACKS = {"sgd": ("betas", "eps"), "adafactor": ("betas", "eps"), "lion": ("eps",)}
-"""By optimizer: settings of Adam, which the Trainer has for all, that mean nothing to it, or something else."""
+"""Map each optimizer to the settings of Adam that it ignores or interprets differently."""
 
 
 def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
     """Set both batch sizes, and return the number of processes on all machines; raises ConfigError.
 
-    ``nproc`` is what ``--nproc`` says; ``reads_batch``: some source has batch sizes, or defaults of them.
+    ``nproc`` is the value of ``--nproc``; ``reads_batch``: some source has batch sizes, or defaults of them.
     """
     said = draft.take("processes")
     if nproc is not None and said not in (None, nproc):
@@ -74,7 +74,7 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
 def _derived(
     draft: Draft, whole: int | None, per_device: int | None, accumulation: int | None, ranks: int
 ) -> tuple[int | None, int | None]:
-    """Return rows of a device and accumulation steps; of these, DeepSpeed derives the one that is missing."""
+    """Return rows per device and accumulation steps. DeepSpeed derives the missing one of the two."""
     if (
         whole is None
         or (per_device is None) == (accumulation is None)

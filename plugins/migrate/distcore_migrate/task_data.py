@@ -194,7 +194,7 @@ def _tagged_columns(draft: Draft, known: list[str] | None) -> None:
 
 
 def options(draft: Draft, task: str | None) -> None:
-    """Set what else the task has: lengths, generation, label smoothing, the best metric."""
+    """Set the task's other options: lengths, generation, label smoothing, the best metric."""
     if task == "causal-lm" and f"{OPTIONS}max_seq_len" not in draft.values:
         block = draft.take("block_size")
         draft.set(f"{OPTIONS}max_seq_len", block or 1024, draft.origin("block_size") or "block_size (default)")

@@ -213,7 +213,7 @@ ROWS: dict[str, Rule] = {
 def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
     """Put the given arguments into ``draft``; raises ConfigError, one line, for a value that cannot be.
 
-    ``own`` are the rows of the script's own arguments, beside those of TrainingArguments.
+    ``own`` has the rules of the script's own arguments, which TrainingArguments lacks.
     """
     asked = {name: None if _is_placeholder(value) else value for name, value in given.items()}
     apply(draft, {**ROWS, **own}, asked, "the script or of TrainingArguments")
@@ -229,7 +229,7 @@ def in_full(given: Tree, own: Mapping[str, Rule]) -> Tree:
 
 
 def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> None:
-    """Add the defaults of what no source has said, under this name or another; ``whose`` they are, for the origin."""
+    """Add defaults of arguments that no source sets, under any name. ``whose`` names their origin."""
     for name, value in defaults.items():
         row, trial = own.get(name) or ROWS[name], Draft()
         row(trial, name, value)
@@ -238,5 +238,5 @@ def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> N
 
 
 def _is_placeholder(value: Any) -> bool:
-    """True for what ``to_json_string`` writes in place of a token."""
+    """Return True for the placeholder that ``to_json_string`` writes in place of a token."""
     return isinstance(value, str) and value.startswith("<") and value.endswith("_TOKEN>")

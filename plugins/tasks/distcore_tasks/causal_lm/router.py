@@ -90,7 +90,7 @@ def _router_of(folder: Path) -> Router | None:
 
 
 def choices(router: Router, layers: tuple[Tensor, ...], row: Tensor, counted: Tensor, rows: int) -> dict[str, Tensor]:
-    """Return what the router chose for the tokens of each row, summed over layers.
+    """Return the router's choices for the tokens of each row, summed over layers.
 
     ``layers`` has the router's logits, ``(positions, experts)`` each; ``row`` is the row of each position, and
     ``counted`` is False for padding, both ``(positions,)``. ``chosen`` and ``probability`` are ``(rows, experts)``;

@@ -67,7 +67,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
 
     def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return for each row the loss and the number of its targets, and what the router chose for its tokens."""
+        """Return loss, number of targets and choices of the router for each row."""
         from torch.nn.functional import cross_entropy
 
         router = self.router()
@@ -212,7 +212,7 @@ def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor,
 
 
 def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a chunked head answers for the labels of ``batch``, and the label and row of each position."""
+    """Return the chunked head's results for the labels of ``batch``, and label and row of each position."""
     labels, row = _at_targets(batch)
     return model(**_inputs(batch), labels=labels, cross_entropy=wanted).logits, labels, row
 

@@ -19,7 +19,7 @@ BY_MACHINE = ("nproc", "micro_batch_tokens")
 
 
 def shareable_settings(config: RunConfig) -> dict[str, Any]:
-    """Return what differs from the defaults in a resolved ``config``, with absolute paths cut to their last part."""
+    """Return the keys of a resolved ``config`` that differ from the defaults; of absolute paths, the last part."""
     shared = json.loads(json.dumps(config.model_dump(mode="json")), object_hook=_without_folders)
     known = yaml.safe_load(dump_config(RunConfig.model_validate(shared), defaults=False))
     return _differing(known, _usual(config))
@@ -37,9 +37,9 @@ def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usual(config: RunConfig) -> dict[str, Any]:
-    """Return as JSON values what the keys of a resolved ``config`` are where a user sets none of them.
+    """Return the values, as JSON, that the keys of a resolved ``config`` have if a user sets none of them.
 
-    Each 'auto' has its value for this job. The row form, which depends on the data, is that of ``config``. The task
+    Each 'auto' has its value for this job. The row form depends on the data, so it is taken from ``config``. The task
     differs always.
     """
     given = RunConfig()
@@ -58,7 +58,7 @@ def _usual(config: RunConfig) -> dict[str, Any]:
 
 
 def _of_one_kind(config: RunConfig) -> RunConfig:
-    """Return a config with the keys of ``config`` that decide what 'auto' is, and no others."""
+    """Return a config with only the keys of ``config`` that decide the value of an 'auto'."""
     named: dict[str, Any] = {"optimizer": {"name": config.optimizer.name}, "lora": {"rank": config.lora.rank}}
     return RunConfig(**{key: getattr(config, key) for key in CHOSEN}, **named)
 

@@ -105,7 +105,7 @@ def _scores(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]
 
 
 def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
-    """Return what a chunked head answers for the labels of ``batch``."""
+    """Return the chunked head's results for the labels of ``batch``."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "targets") if name in batch}
     labels = batch["labels"]
     if "targets" in batch:

@@ -33,7 +33,7 @@ def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
 
 
 def _bert(layer: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence | None = None, **named: Any) -> Any:
-    """Do what ``BertLayer`` and its copies do, for the first tokens."""
+    """Compute ``BertLayer``, or a copy of it, for the first tokens only."""
     if token_sequence is None:
         return type(layer).forward(layer, hidden, *given, **named)
     own, first = layer.attention.self, token_sequence.firsts(hidden)
@@ -44,7 +44,7 @@ def _bert(layer: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence
 def _distilbert(
     block: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence | None = None, **named: Any
 ) -> Any:
-    """Do what DistilBERT's ``TransformerBlock`` does, for the first tokens."""
+    """Compute DistilBERT's ``TransformerBlock`` for the first tokens only."""
     if token_sequence is None:
         return type(block).forward(block, hidden, *given, **named)
     own, first = block.attention, token_sequence.firsts(hidden)

@@ -19,7 +19,7 @@ def encode(
 ) -> tuple[dict[str, Flat], int]:
     """Return the tokens of all rows, and the number of rows cut to ``length`` tokens with their prompt.
 
-    Raises what ``problem`` returns for a row whose answer is cut off entirely.
+    Raises the error from ``problem`` for a row without any token of its answer.
     """
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     kept: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}

@@ -91,7 +91,7 @@ class Preference(PreferenceOptions, PairTask):
         return rewards | {"loss": row_losses(self, chosen, rejected, batch["answer"].sum(1))}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return what every task on pairs reports; the loss of kto is one over all rows."""
+        """Return the report of a task on pairs. The loss of kto is computed over all rows."""
         if outputs and self.loss == "kto":
             chosen, rejected = outputs["chosen"].double(), outputs["rejected"].double()
             losses = kto_losses(1.0, chosen, rejected, outputs["mismatched"].double().mean().clamp(min=0))

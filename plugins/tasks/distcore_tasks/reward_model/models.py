@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_reward_model(options: RewardOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
-    """Return the configured model in fp32, whose output is that of the last token. On the meta device it reads nothing.
+    """Return the configured model in fp32; its output is the last token's. No weights are read on the meta device.
 
     ``vocab_size``, ``pad`` and ``end``, the padding and end tokens, are the tokenizer's. A pretrained model keeps the
     vocabulary of its weights. Raises ModelError.

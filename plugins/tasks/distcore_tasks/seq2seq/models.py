@@ -21,7 +21,7 @@ def check_model(options: Seq2SeqOptions) -> None:
     refusal = "does not write a text for one that it has read; take a model such as T5 or BART"
     config = check_kind(options.model, folder, "SEQ_TO_SEQ_CAUSAL_LM", refusal)
     if getattr(config, "decoder_start_token_id", None) is None:
-        problem = "config.json has no decoder_start_token_id, the token that what it writes begins with"
+        problem = "config.json has no decoder_start_token_id, the first token of each output"
         raise ModelError(f"model {options.model}: {problem}; set it as the model was trained")
     check_length(options.model, folder, options.max_seq_len)
     check_length(options.model, folder, options.max_target_len, "max_target_len")

@@ -15,7 +15,7 @@ def check_scores() -> None:
     """Raise ConfigError if sacrebleu is not installed, without importing it."""
     if find_spec("sacrebleu") is None:
         raise ConfigError(
-            "task_options.max_new_tokens: what is written is scored by the package sacrebleu, which is not installed. "
+            "task_options.max_new_tokens: scoring needs the package sacrebleu, which is not installed. "
             "Install it with: pip install sacrebleu"
         )
 
@@ -23,8 +23,8 @@ def check_scores() -> None:
 def scores(written: Sequence[str], targets: Sequence[str]) -> dict[str, object]:
     """Return ``exact_match``, from 0 to 1, ``bleu`` and ``chrf``, from 0 to 100, over all rows; ``None`` without rows.
 
-    An exact match ignores leading and trailing spaces. BLEU is that of the corpus, of words up to 4 in a row, cut by
-    sacrebleu's tokenizer 13a. chrF is the F2 score of character n-grams up to 6.
+    An exact match ignores leading and trailing spaces. BLEU is computed over the corpus, with up to 4 words in a
+    row and sacrebleu's tokenizer 13a. chrF is the F2 score of character n-grams up to 6.
     """
     if not targets:
         return dict.fromkeys(NAMES)

@@ -172,7 +172,7 @@ class Seq2Seq(Seq2SeqOptions):
 
 
 def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
-    """Return what a chunked head answers for the labels of ``batch``."""
+    """Return the chunked head's results for the labels of ``batch``."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
     answer: Tensor = model(**inputs, cross_entropy=wanted, use_cache=False).logits
     return answer

@@ -18,7 +18,7 @@ class ArrayFile:
     """A new ``.npy`` file of one dimension that is longer than memory; a context manager, which closes it."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
-        """Create the file at ``path``; what is added becomes ``dtype``."""
+        """Create the file at ``path``. ``add`` converts to ``dtype``."""
         self._dtype = np.dtype(dtype)
         self._file = path.open("wb")
         self.count = 0

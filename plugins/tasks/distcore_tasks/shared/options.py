@@ -39,7 +39,7 @@ class TaskOptions:
     pretrained_lr: ClassVar[float] = 5e-5
     """Peak learning rate for fine-tuning pretrained weights."""
     beside: ClassVar[tuple[str, ...]] = TOKENIZERS
-    """Files of which a model folder needs one, besides config and weights: a key of ``pretrained.BESIDE``."""
+    """A key of ``pretrained.BESIDE``: a model folder needs one of these files, besides config and weights."""
     on_resume: ClassVar[dict[str, OnResume]] = {
         "data": "free",  # the path may change, because rows are compared by content
         "eval_data": "free",

@@ -1,4 +1,4 @@
-"""``distcore plan``: its flags. What plans is imported only when it runs, to keep help fast."""
+"""``distcore plan``: its flags. The planner is imported only when it runs, to keep help fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``distcore tune``: its flags. What tunes is imported only when it runs, to keep help fast."""
+"""``distcore tune``: its flags. The search is imported only when it runs, to keep help fast."""
 
 from __future__ import annotations
 

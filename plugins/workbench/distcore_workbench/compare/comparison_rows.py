@@ -18,7 +18,7 @@ MAY_DIFFER = frozenset({
     *EXECUTION, "preset", "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume",
     "resume_changed", "log_level", "log_level_replica",
 })  # fmt: skip
-"""Keys that may differ between rows, since they say how the job is done; all others say what the job is."""
+"""Keys that may differ between rows: they define how the job runs. All other keys define the job itself."""
 NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})
 """Keys that ``--row`` cannot set."""
 LAWS = ("order", "gradient", "clipping", "evaluation")
@@ -161,7 +161,7 @@ def _compare(row: Row, base: Row, allowed: list[str]) -> Row:
 
 
 def is_of_job(key: str) -> bool:
-    """Return True for a dotted key that says what is trained, False for one that says how."""
+    """Return True for a dotted key that defines the job, False for a key that defines how it runs."""
     return not any(_is_under(key, free) for free in MAY_DIFFER)
 
 

@@ -29,7 +29,7 @@ class Batch:
 def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Values]:
     """Return the longest micro-batch of a resolved config, and its rows collated; raises ConfigError without rows.
 
-    They are padded unless the config says otherwise: what 'auto' chooses, a run measures.
+    Rows are padded unless the config says otherwise: for 'auto', only a run decides, by measuring.
     """
     rows_of = rows_in_form(config, dataset)
     if not len(rows_of):

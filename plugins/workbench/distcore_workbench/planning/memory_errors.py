@@ -29,7 +29,7 @@ def explain_out_of_memory(
 ) -> Iterator[None]:
     """Raise RankError, one line, if the block dies for want of memory: its need, and the next setting to try.
 
-    ``file`` and ``changes`` are what ``read_config`` reads.
+    ``file`` and ``changes`` are arguments of ``read_config``.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def explain_out_of_memory(
         if not MESSAGE.search(str(error)):
             raise
         line = str(error)
-    gc.collect()  # with the error its frames are gone, and what they held
+    gc.collect()  # without the error, its frames and their tensors are garbage
     from distcore.jobs import resolve
     from distcore_workbench.planning.out_of_memory import advice
     from distcore_workbench.planning.request import PlanRequest
@@ -49,14 +49,14 @@ def explain_out_of_memory(
 
 
 def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callable[[Failure], str]:
-    """Return the function that says how the error line of a rank ends that another launcher started."""
+    """Return a function that explains an error of a rank that another launcher started."""
     before = oom_kills()
 
     def explain(failure: Failure) -> str:
         if failure.kind == "lost" and oom_kills() > before:  # its launcher is ending this rank, too: no time for a plan
             return (
-                "; the kernel has ended a process of this machine for want of memory: distcore plan says what the job "
-                "needs, distcore tune --fit-only finds a setting that fits"
+                "; the kernel ended a process of this machine, which was out of memory: distcore plan shows what "
+                "the job needs, distcore tune --fit-only finds a setting that fits"
             )
         if failure.raised is None and MESSAGE.search(failure.cause):
             from distcore_workbench.planning import beside_a_rank

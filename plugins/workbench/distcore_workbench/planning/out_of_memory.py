@@ -18,10 +18,10 @@ def advice(request: PlanRequest, config: RunConfig) -> str:
     ``request`` asks for the row of ``config``, which is resolved.
     """
     row: Row | None = None
-    with suppress(Exception):  # what a plan cannot do must not hide the error of the run
+    with suppress(Exception):  # a failed plan must not hide the error of the run
         row = make_plan(request).rows[0]
     available, known = available_memory(config.device), row is not None and row.memory is not None
-    need = "the plan does not know what it needs"
+    need = "the plan does not know the needed memory"
     states = 0
     if row is not None and row.memory is not None:
         states = row.memory.states + row.memory.buffers
@@ -36,7 +36,7 @@ def advice(request: PlanRequest, config: RunConfig) -> str:
 
 
 def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = False) -> str:
-    """Return what to try next, the cheapest first.
+    """Return the next setting to try, the cheapest first.
 
     ``too_large``: the states alone do not fit. ``is_one_row``: the longest micro-batch cannot be cut any more.
     """

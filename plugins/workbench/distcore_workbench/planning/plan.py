@@ -99,7 +99,7 @@ class MemoryPlan:
 def make_plan(request: PlanRequest) -> MemoryPlan:
     """Return the plan; starts nothing and builds no weights. Raises DistcoreError, one line.
 
-    A strategy that cannot run the job, or does not say what it holds, is a row with the reason.
+    A strategy that cannot run the job, or does not declare its memory, is a row with the reason.
     """
     refuse_ranks("plan")
     all_ranks = request.all_ranks()
@@ -144,7 +144,7 @@ def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
             one = resolve_for(request, name, ranks.ranks)
             config, strategy = one.config, one.strategy
             if not isinstance(strategy, PlansMemory | TracesStep):
-                return replace(row, reason="the strategy does not say what it holds")
+                return replace(row, reason="the strategy does not declare its memory")
             if isinstance(strategy, ChecksModel):
                 strategy.check_model(config, model.meta_model)
         except DistcoreError as error:
@@ -175,7 +175,7 @@ def _plain(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
-    """Return the row with a traced step, or why there is none; of a strategy that says nothing it shows the states."""
+    """Return the row with a traced step, or with the reason for having none."""
     config, strategy, memory = one.config, one.strategy, row.memory
     if not isinstance(strategy, TracesStep):
         return replace(row, untraced="the strategy does not say how its step can be traced")

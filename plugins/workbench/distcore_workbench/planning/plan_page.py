@@ -19,7 +19,7 @@ MEBIBYTE = 2**20
 
 
 def page(plan: MemoryPlan, devices: Mapping[str, int], command: str) -> str:
-    """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes, ``command`` what made it."""
+    """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes. ``command`` made the page."""
     known = [row for row in plan.rows if row.memory is not None]
     about = f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained; a checkpoint has "
     unknown = [f"{r.strategy} on {r.world} rank(s): not known: {r.reason}" for r in plan.rows if r.memory is None]

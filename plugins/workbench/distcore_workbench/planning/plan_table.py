@@ -62,7 +62,7 @@ def remarks(plan: MemoryPlan) -> list[str]:
 
 
 def as_json(plan: MemoryPlan, devices: Mapping[str, int]) -> str:
-    """Return the plan as JSON: all sizes in bytes; ``beside``: what the device needs beside tensors, in words."""
+    """Return the plan as JSON: all sizes in bytes; ``beside``: the device's needs other than tensors, in words."""
     tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": memory_overhead(plan.device)}
     for entry, row in zip(tree["rows"], plan.rows, strict=True):
         if row.memory is not None:

@@ -59,7 +59,7 @@ class _Phases:
         self.marks: list[tuple[int, Phase]] = []
 
     def begin(self, phase: Phase, where: str) -> None:
-        """Note a phase, and for an error what runs in it."""
+        """Note a phase, and the name of its code for an error message."""
         self.marks.append((len(self._storages.changes), phase))
         self.where = where
 
@@ -113,7 +113,7 @@ def frozen_models(config: RunConfig, task: Task, data: Datasets) -> dict[str, nn
 def trace(job: TracedJob, stand_in: object) -> Step:
     """Return the memory of a step, the second or a later one; raises ConfigError, one line, if it cannot be traced.
 
-    ``stand_in`` is what a strategy that ``TracesStep`` returned.
+    ``stand_in`` comes from ``traced()`` of the strategy.
     """
     threads = threads_per_rank(int(job.config.nproc)) if job.config.device == "cpu" else None
     storages = Storages(copies=threads is not None, threads=threads)
@@ -224,7 +224,7 @@ def _with_frozen(job: TracedJob, hooks: Hooks, storages: Storages, run: Run) -> 
 
 
 def _without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:
-    """Return a copy of ``meta_model`` on a CPU without memory; what is tied stays tied."""
+    """Return a copy of ``meta_model`` on a CPU without memory; tied parameters stay tied."""
     module = copy.deepcopy(meta_model)
     made: dict[int, Tensor] = {}
 
@@ -249,7 +249,7 @@ def _without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:
 
 
 def _fill_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have the optimizer keep what it keeps from its first step on."""
+    """Make the optimizer's state, as its first step would."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:

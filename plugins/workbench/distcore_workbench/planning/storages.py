@@ -36,7 +36,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __init__(self, copies: bool = True, threads: int | None = None) -> None:
         """``copies``: collectives are gloo's, which copies the tensors that some of them send.
 
-        ``threads``: of this processor, with which kernels compute; ``None``: what they take meanwhile does not count.
+        ``threads``: threads of the kernels on this processor; ``None``: the working memory of kernels does not count.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -87,7 +87,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if fake and func is aten._local_scalar_dense.default:
-            # A truth value is asked for what should not be, such as an overflow.
+            # Code asks for a truth value to detect errors, such as an overflow: False is the usual answer.
             return False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
         if not fake and (tensors or _is_whole(func, args, kwargs)):
             with unset_fake_temporarily():
@@ -118,9 +118,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def _note_sum(self, first: Tensor) -> None:
         """Remember a sum that autograd may have made in backward: of two gradients of one tensor.
 
-        It adds in place where nobody else has the first one, but never to a tensor without values: the first is freed
-        behind the sum then, where in a run they are one. Neither does a run add in place to a DTensor, nor to a view,
-        which holds what it is a view of: what a linear layer gives its weight is one.
+        In a run, autograd adds to the first gradient in place if nothing else holds it. On tensors without values it
+        never does, so a trace frees the first gradient after the sum. A run does not add in place to a DTensor or to a
+        view, such as the gradient of a linear layer's weight.
         """
         is_of_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         is_in_place = is_of_autograd and not self._of_parts and not first._is_view()
@@ -171,7 +171,7 @@ def _has_parts(kind: type) -> bool:
 
 
 def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True for what makes whole numbers or truth values of none: positions, masks."""
+    """Return True for a function that makes integers or truth values from no tensor: positions, masks."""
     kind = kwargs.get("dtype")
     if kind is None:
         return func is aten.arange.default or func is aten.arange.start or func is aten.arange.start_step
@@ -179,7 +179,7 @@ def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _as_rows(value: Any) -> Any:
-    """Return a mask with values as the indices that it means: what it chooses has a shape then."""
+    """Return a mask with values as indices, so that the selection has a known shape."""
     if isinstance(value, Tensor) and value.dtype is torch.bool and not isinstance(value, FakeTensor):
         with unset_fake_temporarily():
             return value.nonzero().unbind(1)

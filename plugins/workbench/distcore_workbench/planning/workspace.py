@@ -73,7 +73,7 @@ def _measure(kernel: Any, shapes: tuple[Any, ...], structure: TreeSpec, threads:
 
 
 def _beside_results(compute: Callable[[], object]) -> int:
-    """Return the most bytes of torch's CPU allocator that lived while computing, less those of what was returned."""
+    """Return the peak bytes of torch's CPU allocator during ``compute``, without the bytes of its results."""
     with close_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         results = compute()
     with TemporaryDirectory(prefix="distcore-") as folder:

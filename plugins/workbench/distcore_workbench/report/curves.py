@@ -72,7 +72,7 @@ class Chart:
     title: str
     """The name of the values."""
     curves: tuple[Curve, ...]
-    """By run; of one run that of training first."""
+    """One per run. For a single run, the training curve comes first."""
     baselines: tuple[Baseline, ...] = ()
     """Constants to compare the curves with."""
 

@@ -59,7 +59,7 @@ def read(folder: Path) -> RunFolder:
 
 
 def report_of(folder: Path) -> Path | None:
-    """Return the report of a run that is finished; one that goes on has at most that of before it was resumed."""
+    """Return the report of a finished run. A running one may have an old report, from before it was resumed."""
     file = folder / "report.json"
     return file if file.is_file() and not is_held(folder / "config.yaml") else None
 

@@ -35,7 +35,7 @@ class Environment:
     cores: int
     """CPU cores."""
     ranks: int
-    """Most ranks to start: what the user gives, else one for each device or core."""
+    """Most ranks to start: as the user says, or else one for each device or core."""
     threads: int | None
     """Computing threads of a rank that is alone; ``None`` where they are not to be varied."""
     compiles: bool

@@ -208,6 +208,6 @@ def _print_result(request: TuneRequest, facts: Facts, chosen: Setting | None, ou
     if chosen is None and not all_tried:
         print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
     elif chosen is None:
-        print("no setting runs; smaller models, shorter rows, --precision bf16, --lora or more ranks are what is left")
+        print("no setting runs; try a smaller model, shorter rows, --precision bf16, --lora or more ranks")
     else:
         print(f"train with: {_train(chosen, out)}", flush=True)

@@ -15,7 +15,7 @@ MEBIBYTE = 2**20
 
 
 def page(facts: Facts) -> str:
-    """Return the page as HTML; ``facts`` is what ``tune.json`` holds."""
+    """Return the page as HTML; ``facts`` is the content of ``tune.json``."""
     figures = list(_figures(facts))
     chosen = facts["chosen"]["name"] if facts["chosen"] else None
     shown = "".join(

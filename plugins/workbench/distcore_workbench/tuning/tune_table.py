@@ -23,7 +23,7 @@ LADDER_HEADINGS = ("setting", "samples/s", "peak")
 
 
 def tune_facts(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts) -> Facts:
-    """Return everything as JSON values. ``chosen``: what config.yaml has, ``None`` if nothing ran."""
+    """Return everything as JSON values. ``chosen``: the setting in config.yaml, ``None`` if nothing ran."""
     reference = next((one for one in finals if not one.setting), None)
     close = choose_final(finals)[1] if finals else []
     screened = [(one.setting, one.outcome) for one in trials if one.kind != "final"]

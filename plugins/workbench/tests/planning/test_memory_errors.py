@@ -14,7 +14,7 @@ def test_a_rank_whose_peer_the_kernel_has_ended_says_so(monkeypatch: pytest.Monk
     explain = memory_errors.explainer_in_a_rank(None, {})
     lost = Failure(rank=0, kind="lost", cause="lost its peers: connection closed", when=0.0)
     assert explain(lost) == ""
-    assert explain(lost).startswith("; the kernel has ended a process of this machine for want of memory: ")
+    assert explain(lost).startswith("; the kernel ended a process of this machine, which was out of memory: ")
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -39,7 +39,7 @@ class ChunkedHead:
         return given, named
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits, or what ``cross_entropy`` asks for."""
+        """Return the logits, or the loss or scores that ``cross_entropy`` asks for."""
         weight, bias = self.head.weight, self.head.bias
         # A strategy may have split the vocabulary, whose logits are whole only outside of the head.
         if not self.asked or not self.is_own or weight.shape[0] != self.rows:
@@ -63,7 +63,7 @@ class ChunkedHead:
         return self.labels.flatten()
 
     def leave(self, model: nn.Module, given: Any, outputs: Any) -> Any:
-        """Compute from logits what the head could not; after the ``forward`` of the whole model."""
+        """Compute the loss or scores from logits if the head could not; runs after ``forward`` of the model."""
         if self.asked and self.labels is not None:
             outputs.logits = self._from_logits(outputs.logits.float().flatten(0, 1))
         self.asked = self.labels = self.mask = None
