@@ -168,7 +168,7 @@ def by_setting(numbers: dict[str, Any], folder: str) -> str:
             "",
             table_of_settings(numbers["cases"], settings),
         ]
-    return "\n".join([*measured, *(["Exempt, with the declared reason:", "", *exempt, ""] if exempt else [])])
+    return "\n".join([*measured, *(["Exempt cases, with reasons:", "", *exempt, ""] if exempt else [])])
 
 
 def by_strategy(numbers: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ def strict_json(value: object, indent: int | None = None) -> str:
 
 
 def unique_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text; raises ValueError for an object with one key twice, of which one would count."""
+    """Return the value of a JSON text. Raises ValueError for a repeated key, because only one would count."""
     return json.loads(text, object_pairs_hook=_unique)
 
 

@@ -3,7 +3,7 @@
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
 ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers`` and ``.commands``; a user types the name of an entry
 point. ``distcore.default_task`` has one entry point, the task of a config without a task. ``DISTCORE_LOAD_PLUGINS=a,b``
-allows only those names or distributions beside those of the core (empty: no others). ``-p no:NAME`` blocks a name or a
+allows only those names or distributions in addition to the core's (empty: no others). ``-p no:NAME`` blocks a name or a
 distribution. Both take effect before any import.
 """
 

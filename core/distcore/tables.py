@@ -45,7 +45,7 @@ def say(console: Console, line: str) -> None:
 def print_cells(
     console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: bool = False
 ) -> None:
-    """Print a table of short cells. Columns that do not fit are folded: they follow below, beside the first one again.
+    """Print a table of short cells. Columns that do not fit continue below, after a copy of the first column.
 
     ``numbers``: all columns but the first are aligned on the right.
     """

@@ -79,7 +79,7 @@ def save(
         publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
 
     try:
-        # Each of the three also is a barrier: no rank goes on before all are done.
+        # Each of the three also is a barrier: no rank continues before all are done.
         on_all_ranks(run, hooks, what, start)
         on_all_ranks(run, hooks, what, write)
         on_all_ranks(run, hooks, what, finish)

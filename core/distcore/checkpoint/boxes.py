@@ -84,7 +84,7 @@ class GridEntry(_Entry):
 
 
 def key_of(bare: str, offset: Iterable[int]) -> str:
-    """Name, in its file, of the box of the tensor ``bare`` that begins at ``offset``."""
+    """Return the name in its file for the box of tensor ``bare`` that begins at ``offset``."""
     return f"{bare}@{','.join(map(str, offset))}"
 
 

@@ -69,7 +69,7 @@ class Checkpoint:
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Return ``size`` elements from ``offset`` on in each dimension; of boxes in the files only these are read."""
+        """Return ``size`` elements from ``offset`` on in each dimension. No other elements are read from the files."""
         entry, wanted = self.entry(name), Region(tuple(offset), tuple(size))
         inside = len(offset) == len(size) == len(entry.shape) and all(
             0 <= o <= o + n <= length for o, n, length in zip(offset, size, entry.shape, strict=True)

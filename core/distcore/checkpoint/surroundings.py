@@ -18,7 +18,7 @@ from distcore.errors import CheckpointError
 def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
     """Have ``save`` write a task's files into the run folder ``out``; return the SHA-256 of each by its name.
 
-    They are written apart and then moved, so that those of an earlier attempt are replaced and not mixed with them.
+    They are written to another folder and then moved, so that they replace the files of an earlier attempt.
     """
     with TemporaryDirectory(dir=out, prefix=".task-") as apart:
         save(Path(apart))

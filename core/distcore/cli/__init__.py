@@ -1,6 +1,6 @@
 """The command line: it parses arguments, starts a job and prints. No module here imports torch directly.
 
-Begin with `main`. A public room for commands: what stands in ``__all__`` may be imported by any distribution. Names are
+Begin with `main`. A public room for commands: any distribution may import the names in ``__all__``. Names are
 imported when they are first used, so that ``--help`` stays fast.
 """
 

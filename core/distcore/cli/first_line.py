@@ -28,7 +28,7 @@ class FirstLine:
             self.say("loading PyTorch")
 
     def say(self, what: str) -> None:
-        """Print that the command does ``what``, unless it has said something."""
+        """Print that the command does ``what``, unless it has printed already."""
         if not self.is_said:
             self.is_said = True
             print(f"distcore {self.command}: {what}", file=sys.stderr, flush=True)

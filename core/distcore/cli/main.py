@@ -178,7 +178,7 @@ def _stdout_is_closed() -> bool:
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # 0: only the errors, which are always told
+    poll.register(sys.stdout.fileno(), 0)  # 0: only errors, which are always shown
     if closed := bool(poll.poll(0)):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its exit
     return closed

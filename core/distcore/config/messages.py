@@ -57,7 +57,7 @@ def _short_keys(model: type[BaseModel], given: object) -> Collection[str]:
 
 
 def _keys(location: tuple[int | str, ...]) -> list[str]:
-    """Return the keys of a place: without the name of the type that was tried there, of several."""
+    """Return the keys of a place, without the name of the type that was tried there."""
     parts = (str(part) for part in location)
     return [part for part in parts if part not in _BRANCHES and not part.startswith(_BRANCH_BEGINS)]
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a run beside its precision: repeatable algorithms, bf16 in attention, TF32."""
+"""The arithmetic of a run, apart from its precision: repeatable algorithms, bf16 in attention, TF32."""
 
 from __future__ import annotations
 

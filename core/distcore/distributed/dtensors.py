@@ -125,7 +125,7 @@ def held(tensor: Tensor) -> Tensor | Piece:
 
 
 def is_replica(tensor: Tensor) -> bool:
-    """Return True if a rank before this one holds the same part of a DTensor; of a plain tensor False."""
+    """Return True if an earlier rank holds the same part of a DTensor; False for a plain tensor."""
     if not isinstance(tensor, DTensor):
         return False
     place = tensor.device_mesh.get_coordinate() or ()

@@ -55,7 +55,7 @@ def _prepared(
     built = hooks.build_model(run.config, run.world, source)
     module = built.model.requires_grad_(False)
     seed = run.config.seed if given == INITIAL and task.from_scratch else None
-    # A model in parts has no values yet: of one that nothing else identifies the digest needs them all.
+    # A model in parts has no values yet, but the digest of a model without files needs all values.
     needs_values = source.folder is None and seed is None and any(p.is_meta for p in module.parameters())
     whole = source.build() if needs_values else module
     named = named_by_content(whole, source.folder, seed, frozenset(name for name, _ in whole.named_parameters()))

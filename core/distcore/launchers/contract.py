@@ -60,7 +60,7 @@ class LaunchSpec:
     exclude: str = ""
     """``--exclude`` as given."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that every rank gets: of ``.distcore.env``, then of ``--env``."""
+    """Variables that every rank gets: from ``.distcore.env``, then from ``--env``."""
     log_dir: str | None = None
     """Absolute folder for the ranks' log files."""
     bind_cores: bool = False

@@ -1,4 +1,4 @@
-"""The environment variables that go to the ranks: of ``--env``, of ``.distcore.env``, and some of the caller's own."""
+"""The environment variables of the ranks: from ``--env``, from ``.distcore.env``, and some of the caller's own."""
 
 from __future__ import annotations
 

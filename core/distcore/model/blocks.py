@@ -61,7 +61,7 @@ def stacks_of(model: nn.Module) -> list[list[str]]:
 
 
 def outermost(model: nn.Module, classes: Iterable[str]) -> list[nn.Module]:
-    """Return the modules of these classes inside ``model``, in its order; of those inside each other the outer ones."""
+    """Return the outermost modules of these classes inside ``model``, in the model's order."""
     wanted, inner, chosen = frozenset(classes), set[nn.Module](), []
     for module in model.modules():
         if type(module).__name__ in wanted and module is not model and module not in inner:

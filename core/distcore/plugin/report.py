@@ -30,7 +30,7 @@ class Report(TypedDict):
     weights: str
     """The evaluated weights: ``raw``, or ``ema``, their moving average."""
     compile: dict[str, Any]
-    """``mode`` of ``--compile``, ``compilations``, those that were ``recompilations``, and ``seconds``; of rank 0."""
+    """Rank 0's ``mode`` of ``--compile``, ``compilations``, ``recompilations`` among them, and ``seconds``."""
     model: dict[str, int]
     """``parameters``, and those ``trained``, by their elements."""
     micro_batches: dict[str, int | None]

@@ -11,11 +11,7 @@ from distcore.resolve import row_form
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
 FORWARD, CPU_FORWARD = 4096, 96
-"""Fixed cost of a micro-batch, in tokens, on an accelerator and on a CPU.
-
-Measured on a CPU: the fixed cost of a forward and a backward pass equals 71 tokens of bert-small, 95 of bert-mini, 142
-of bert-tiny. The value for accelerators is an estimate.
-"""
+"""Fixed cost of a micro-batch, in tokens, on an accelerator and on a CPU. Both are estimates without a benchmark."""
 
 
 def micro_batch_tokens(config: RunConfig) -> int | None:
@@ -47,7 +43,7 @@ def forward_tokens(config: RunConfig, declared: Capabilities) -> int:
 
 
 def most_micro_batches(config: RunConfig, shards: int) -> int:
-    """Return how many micro-batches a rank runs in a step at most; of a resolved config."""
+    """Return the most micro-batches of a rank in a step, for a resolved config."""
     rows = 1 if config.micro_batch_tokens is not None else int(config.micro_batch_size)
     return max(1, config.global_batch_size // (rows * shards))
 

@@ -83,5 +83,5 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _nearest(value: int, sizes: list[int]) -> int:
-    """Return the size nearest to ``value``; of two as near the smaller one, but not 1."""
+    """Return the size nearest to ``value``; on a tie the smaller one, but not 1."""
     return min(sizes, key=lambda size: (abs(size - value), size == 1, size))

@@ -41,7 +41,7 @@ BY_TOKENS: dict[str, Any] = {
     "micro_batch_tokens": 30,
     "loader": {"forward_tokens": 3},
 }
-"""Changes to ``Lab.config`` with which steps have unlike numbers of micro-batches, of unlike numbers of rows."""
+"""Changes to ``Lab.config`` for steps with different numbers of micro-batches and of rows in a micro-batch."""
 PATIENCE = 30.0
 """Seconds that a rank waits in ``Lab.share`` for the others."""
 

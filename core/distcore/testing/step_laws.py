@@ -54,7 +54,7 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
 
 
 def _train(lab: TaskLab, micro_batch_size: int = 2, cut: bool = False) -> Tensors:
-    """Return the tensors of a checkpoint after ``STEPS`` steps without dropout; if ``cut``, of two runs."""
+    """Return the tensors of a checkpoint after ``STEPS`` steps without dropout; ``cut``: in two runs."""
     if not lab.task.has("train_step"):
         raise Skip("the core makes the steps")
     changes: dict[str, Any] = {

@@ -70,7 +70,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
     whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
     together = lab.all_terms(whole, batch)
     with torch.no_grad():
-        again = relative(lab.all_terms(whole, batch), together)  # a counter or a memory beside the weights changes it
+        again = relative(lab.all_terms(whole, batch), together)  # a state other than the weights changes it
     together.backward()  # type: ignore[no-untyped-call]
     alone = torch.zeros(())
     for row in rows:
@@ -171,7 +171,7 @@ def through_the_model(lab: TaskLab) -> Measured:
 
 @task_law("evaluation")
 def rows_alone(lab: TaskLab) -> Measured:
-    """A row's outputs do not depend on the rows beside it; sums are sums over rows."""
+    """A row's outputs do not depend on other rows of its batch; sums are sums over rows."""
     model, rows = lab.build_moved(), lab.rows(lab.data.evaluation)
     together = lab.evaluate(model, lab.data.evaluation.batch(rows), len(rows))
     alone = [lab.evaluate(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]

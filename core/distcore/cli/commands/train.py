@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
-    """Add the flags of ``GROUPS`` but those in ``leave_out``, of the task, and ``--set``; return the last group."""
+    """Add the flags of ``GROUPS`` except ``leave_out``, the task's flags, and ``--set``; return the last group."""
     short_help = parser.short_help if isinstance(parser, Parser) else {}
     parser.argument_default = argparse.SUPPRESS  # a flag that is not given must not override the file
     for title, flags in GROUPS.items():

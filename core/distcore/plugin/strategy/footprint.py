@@ -39,7 +39,7 @@ def resized(meta_model: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes that ``optimizer``, of parameters on the meta device, keeps after its first step."""
+    """Return the bytes that ``optimizer`` keeps after its first step; its parameters are on the meta device."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
@@ -49,7 +49,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def saved_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes that a checkpoint has of ``optimizer``, of parameters on the meta device, after a step."""
+    """Return the bytes of ``optimizer`` in a checkpoint; its parameters are on the meta device."""
     kept = optimizer_bytes(optimizer)
     if not isinstance(optimizer, HasSavedState):
         return kept

@@ -283,8 +283,8 @@ class Events:
     """Events go to every plugin on every rank, and to a task that has methods of these names with ``@hookimpl``.
 
     A listener must not change the run. It may return ``"stop"``, ``"evaluate"``, ``"save"`` or several of them as a
-    request; ranks combine requests at the next log line. What it logs by ``run.log`` under the names in
-    its ``logs`` is reduced there, too. Its methods ``state`` and ``load_state`` keep a JSON value in checkpoints.
+    request; ranks combine requests at the next log line. Values from ``run.log`` with names in its ``logs``
+    are reduced there, too. Its methods ``state`` and ``load_state`` keep a JSON value in checkpoints.
     """
 
     @hookspec

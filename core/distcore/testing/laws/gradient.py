@@ -138,7 +138,7 @@ def phases(lab: Lab) -> Measured:
 def own_steps(lab: Lab) -> Measured:
     """Steps of two passes that a task makes itself equal plain PyTorch, in one micro-batch and in many."""
     if not lab.hooks.capabilities.own_steps:
-        raise Skip("the strategy declares no gradients between backward and step")
+        raise Skip("tasks with their own steps are refused")
     problem, sizes = Climbing(rows=4 * lab.global_batch + 2), [1, max(1, lab.global_batch // lab.world.size)]
     measured = [compare(lab, problem, micro_batch_size=size) for size in sizes]
     return max(measured, key=lambda one: (one.error != one.error, one.error))
@@ -167,7 +167,7 @@ def _calls_any_time(lab: Lab) -> None:
 def needs_phases(lab: Lab) -> None:
     """Raise Skip for a strategy that cannot train in phases."""
     if not lab.hooks.capabilities.phases:
-        raise Skip(f"the strategy declares no phases: {lab.hooks.capabilities.why_not_phases or 'no reason given'}")
+        raise Skip(f"tasks with phases are refused: {lab.hooks.capabilities.why_not_phases or 'no reason given'}")
 
 
 @law("gradient")

@@ -51,7 +51,7 @@ class ImageOptions(TaskOptions):
     model: str = "conv-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "digits"
-    """Folder with a folder of images per class, file (.parquet .npz), dataset of datasets, or an embedded one."""
+    """Folder with a folder of images per class, file (.parquet .npz), Hugging Face dataset, or an embedded one."""
     eval_data: str | None = None
     """Folder or file to evaluate on, instead of a part of ``data``."""
     test_data: str | None = None

@@ -1,8 +1,9 @@
 """Embedded datasets: paragraphs of Python's own docstrings.
 
 ``stdlib-docs``: paragraphs, labeled by subject. The texts are docstrings of modules, classes and functions in the
-standard library of the running Python. ``ast`` parses its source, so nothing is imported, and docstrings are split into
-paragraphs. Paragraphs with code examples are dropped. The label of a row is the subject of its module, by ``SUBJECTS``.
+standard library of the running Python. ``ast`` parses the source files, so nothing is imported. Each docstring is split
+into paragraphs. Paragraphs with code examples are dropped. The label of a row is the subject of its module, by
+``SUBJECTS``.
 
 =================  ====================================================================
 classes            concurrency, data types, development tools, files, graphics, language,
@@ -17,8 +18,8 @@ are duplicates. Only the first duplicate is kept, and a text under several subje
 duplicates a training row, although both datasets may have paragraphs of one module.
 
 ``stdlib-pairs``: the first two paragraphs of a docstring, ``in order`` or ``swapped``, about half each; some 1,900 rows
-(Python 3.11). A model can tell them apart, because the first paragraph is a summary and the second has details. Each
-docstring gives at most one pair, and no paragraph is in two pairs.
+(Python 3.11). A model can tell the two orders apart, because the first paragraph is a summary and the second has
+details. Each docstring gives at most one pair, and no paragraph is in two pairs.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def stdlib_pairs() -> LabeledTexts:
 
 
 MADE_FROM = (FORMAT, SUBJECTS)
-"""All that determines the rows except the Python version; part of the cache key."""
+"""Inputs of the rows, except for the Python version; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
 """Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 

@@ -54,7 +54,7 @@ class TextClassification(TextOptions):
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``, also ``scored`` and ``scores`` for classes, ``loss`` and ``label`` with labels."""
+        """Return ``prediction``. Classes add ``scored`` and ``scores``; labels add ``loss`` and ``label``."""
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
@@ -92,7 +92,7 @@ class TextClassification(TextOptions):
         return unlabeled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the tokenizer and ``labels.json`` to ``folder``: predictions need both and the weights.
+        """Write the tokenizer and ``labels.json`` to ``folder``: predictions need these files and the weights.
 
         The tokenizer truncates as in training.
         """
