@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,12 +28,17 @@ def calls(text: str) -> Iterator[tuple[str, str | None]]:
             yield name, first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 
+@cache
+def calls_by_file() -> dict[str, list[tuple[str, str | None]]]:
+    """The calls of each file of the sources, which are parsed once for all tests."""
+    return {file.relative_to(ROOT).as_posix(): [*calls(file.read_text(encoding="utf-8"))] for file in SOURCES}
+
+
 def places(function: str, first: str | None = None) -> dict[str, int]:
     """How often each file calls ``function``, with the text ``first`` as its first argument if one is given."""
     counts: Counter[str] = Counter()
-    for file in SOURCES:
-        for name, text in calls(file.read_text(encoding="utf-8")):
-            counts[file.relative_to(ROOT).as_posix()] += name == function and first in (None, text)
+    for file, made in calls_by_file().items():
+        counts[file] = sum(name == function and first in (None, text) for name, text in made)
     return dict(+counts)
 
 
