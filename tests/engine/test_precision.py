@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from distcore import RunConfig, hookimpl, train
+from distcore import ConfigError, RunConfig, hookimpl, train
 from distcore.checkpoint import read_tensors
 from distcore.distributed.arithmetic import arithmetic_of
+from distcore.jobs import resolve
 from distcore.jobs.evaluate import evaluate_checkpoint
 from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
+from distcore.testing.variants import Referenced
 
 
 def is_set() -> bool:
@@ -81,16 +84,17 @@ def test_values_and_gradients_are_those_of_fp32_rounded(tmp_path: Path) -> None:
         assert float((one - other).norm() / one.norm()) < 2e-2
 
 
-def test_evaluation_has_a_precision_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("problem", [Problem, Referenced])  # the second asks a frozen model, too
+def test_evaluation_has_a_precision_of_its_own(tmp_path: Path, problem: type[Problem]) -> None:
     """Training stays in fp32, bit for bit; the evaluation is that of the same weights in bf16."""
     losses = []
     for name in ("same", "bf16"):
-        report = train(config(tmp_path / name, eval_precision=name), Problem(rows=8))
+        report = train(config(tmp_path / name, eval_precision=name), problem(rows=8))
         losses.append(report["evaluation"]["loss"])
     steps = [tmp_path / name / "checkpoints" / "step-00000001" for name in ("same", "bf16")]
     first, second = map(read_tensors, steps)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    in_bf16 = evaluate_checkpoint(config(tmp_path, precision="bf16"), steps[0], Problem(rows=8))
+    in_bf16 = evaluate_checkpoint(config(tmp_path, precision="bf16"), steps[0], problem(rows=8))
     assert losses[1] == in_bf16["evaluation"]["loss"] != losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
@@ -104,3 +108,37 @@ def test_evaluations_at_epoch_ends_can_be_left_out(tmp_path: Path) -> None:
         records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
         counted[at_end] = [record["step"] for record in records if "eval/loss" in record]
     assert counted == {True: [2, 4], False: [4]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"strategy": "deepspeed", "eval_precision": "bf16"}, "strategy 'deepspeed' computes evaluations as training"),
+        (
+            {"strategy": "fsdp", "eval_precision": "bf16", "strategy_options": {"param_dtype": "precision"}},
+            "eval_precision = 'bf16': parameters are gathered in that of training",
+        ),
+        (
+            {
+                "strategy": "mesh",
+                "eval_precision": "bf16",
+                "strategy_options": {"shard": 2, "param_dtype": "precision"},
+            },
+            "eval_precision = 'bf16': shards are gathered in that of training",
+        ),
+        ({"schedule": {"interval": "epoch", "warmup_steps": 2}}, "schedule.interval = 'epoch': not with a warm-up"),
+        ({"schedule": {"interval": "epoch", "warmup_ratio": 0.1}}, "schedule.interval = 'epoch': not with a warm-up"),
+        (
+            {
+                "strategy": "deepspeed",
+                "schedule": {"interval": "epoch"},
+                "strategy_options": {"scheduler": "WarmupLR"},
+            },
+            "schedule.interval = 'epoch': strategy 'deepspeed' has a schedule of its own",
+        ),
+        ({"patience": 2, "eval_at_epoch_end": False}, "patience = 2: nothing is evaluated before the end"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        resolve(config(tmp_path / "run", nproc=1 if "strategy" not in changes else 2, **changes), task=Problem(rows=8))

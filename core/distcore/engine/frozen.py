@@ -30,11 +30,11 @@ def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
             models[name], named[name] = partial(_without_adapter, run), run.base
         else:
             models[name], named[name] = _prepared(run, hooks, bound, data, given)
-    autocast = autocast_for(run.config, run.capabilities, run.world)
+    trains, evaluates = (autocast_for(run.config, run.capabilities, run.world, when) for when in (False, True))
 
     @torch.no_grad()
     def consult(batch: Batch) -> Batch:
-        with autocast:
+        with trains if run.model.training else evaluates:
             return bound.consult(models, batch)
 
     return replace(run, consult=consult, frozen=named)

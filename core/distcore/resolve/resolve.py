@@ -173,6 +173,8 @@ def _best_metric(config: RunConfig, task: BoundTask) -> str | None:
         best = "loss" if "loss" in metrics else next(iter(metrics), None)
     if best is None and config.patience:
         raise ConfigError(f"patience = {config.patience}: needs a metric to judge by; name one by checkpoints.best")
+    if config.patience and not (config.eval_at_epoch_end or config.eval_every):
+        raise ConfigError(f"patience = {config.patience}: nothing is evaluated before the end; set --eval-every")
     if best is not None and best not in metrics:
         known = ", ".join(metrics) or "none"
         raise ConfigError(

@@ -49,6 +49,8 @@ log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
 """Map FSDP1's names of sharding strategies to ours."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ROUNDED = "parameters are gathered in that of training, by param_dtype = 'precision'; leave out one of them"
+"""Why an evaluation cannot have a precision of its own."""
 _NO_CONTEXT = nullcontext()
 
 
@@ -123,6 +125,8 @@ class FSDPStrategy:
         shard = self._shard_size(ranks)
         if self.shard_size is not None and self.sharding != "hybrid":
             raise ConfigError(f"{key} = {self.shard_size}: is for sharding = 'hybrid', not {self.sharding!r}")
+        if self.param_dtype == "precision" and config.eval_precision not in ("same", config.precision):
+            raise ConfigError(f"eval_precision = {config.eval_precision!r}: {ROUNDED}")
         if ranks % shard:
             possible = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
             raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")

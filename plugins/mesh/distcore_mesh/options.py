@@ -66,6 +66,9 @@ class MeshOptions:
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options that do not combine."""
         self.sizes(int(config.nproc))
+        if self.param_dtype == "precision" and config.eval_precision not in ("same", config.precision):
+            why = "shards are gathered in that of training, by param_dtype = 'precision'; leave out one of them"
+            raise ConfigError(f"eval_precision = {config.eval_precision!r}: {why}")
         if self.plan is not None:
             read_plan(self.plan)
             if self.tp == 1:

@@ -298,3 +298,25 @@ def test_settings_of_adam_stay_away_from_other_optimizers(optim: str, expected: 
     assert yaml.safe_load(made.text)["optimizer"] == expected
     assert "adam_epsilon" in made.text
     assert ("optim = adafactor" in made.differs) == (optim == "adafactor")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {"eval_at_epoch_end": False}),  # the Trainer's default is no evaluation
+        ("--eval_strategy no", {"eval_at_epoch_end": False}),
+        ("--eval_strategy epoch", {"eval_every": 0}),
+        ("--eval_strategy steps --eval_steps 5", {"eval_at_epoch_end": False, "eval_every": 5}),
+        ("--tf32 true", {"eval_at_epoch_end": False, "tf32": True}),
+        ("--bf16_full_eval", {"eval_at_epoch_end": False, "eval_precision": "bf16"}),
+        ("--fp16_full_eval", {"eval_at_epoch_end": False, "eval_precision": "fp16"}),
+    ],
+)
+def test_evaluations_are_as_often_and_as_precise_as_the_trainers(words: str, expected: dict[str, Any]) -> None:
+    made = yaml.safe_load(migrate([], shlex.split(f"python run_glue.py --task_name mrpc --do_train {words}")).text)
+    assert {key: value for key, value in made.items() if key.startswith("eval_") or key == "tf32"} == expected
+
+
+def test_a_script_that_evaluates_at_epoch_ends_goes_on_doing_so() -> None:
+    made = yaml.safe_load(migrate([], shlex.split("python run_glue_no_trainer.py --task_name mrpc")).text)
+    assert not made.keys() & {"eval_at_epoch_end", "eval_every"}
