@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from user_file import task_file
 
 from distcore import Clip, ConfigError, RankError, Report, RunConfig, launch, train
 from distcore.launchers.processes import local
@@ -104,27 +105,9 @@ def test_spawned_ranks_cannot_import_what_a_notebook_defines(monkeypatch: pytest
         check_spawnable(notebook.cell)
 
 
-OWN_ERROR = """
-import sys
-import torch
-from torch.utils.data import TensorDataset
-from distcore import RunConfig, Simple, train
-
-
-class Wrong(Simple):
-    def data(self):
-        rows = TensorDataset(torch.ones(40, 1), torch.ones(40, 1))
-        return rows, rows
-
-    def model(self):
-        return torch.nn.Linear(1, 1)
-
-    def row_loss(self, model, batch):
-        return batch[7]
-
-
-train(RunConfig(strategy=sys.argv[1], nproc=int(sys.argv[2]), lr=0.1, out="run"), Wrong())
-"""
+OWN_ERROR = task_file("return batch[7]")
+RUN = 'train(RunConfig(strategy=sys.argv[1], nproc=int(sys.argv[2]), lr=0.1, out="run"), Own())'
+PLACE = rf"own\.py:{1 + OWN_ERROR.splitlines().index('        return batch[7]')}"
 
 
 @pytest.mark.ranks
@@ -140,14 +123,14 @@ train(RunConfig(strategy=sys.argv[1], nproc=int(sys.argv[2]), lr=0.1, out="run")
 def test_an_error_in_the_users_code_is_one_line_that_names_its_place(
     work_folder: Path, starter: str, world: str, lines: int, which: str, file: str
 ) -> None:
-    (work_folder / "own.py").write_text(OWN_ERROR)
+    (work_folder / "own.py").write_text(f"{OWN_ERROR}\n\n{RUN}\n")
     command = [sys.executable, *starter.split(), "own.py", *world.split()]
     done = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if "IndexError" in line]
-    place = rf"traceback in (\S*run/errors/{file}); raised at own.py:17"
+    place = rf"traceback in (\S*run/errors/{file}); raised at {PLACE}"
     matches = [re.fullmatch(rf"(\[rank.\]: )?RankError: {which}IndexError: list .*; {place}", line) for line in said]
     assert 1 <= len(matches) <= lines, done.stderr  # torchrun ends a rank that is slower
     assert starter or "Traceback" not in done.stderr
@@ -157,9 +140,9 @@ def test_an_error_in_the_users_code_is_one_line_that_names_its_place(
 
 
 def test_an_error_in_the_users_code_can_be_caught_with_its_cause(work_folder: Path) -> None:
-    (work_folder / "own.py").write_text(OWN_ERROR.rpartition("\n\n")[0])
+    (work_folder / "own.py").write_text(OWN_ERROR)
     own: dict[str, Any] = {"__name__": "own"}
     exec(compile((work_folder / "own.py").read_text(), "own.py", "exec"), own)
-    with pytest.raises(RankError, match=r"^IndexError: .*; raised at own\.py:17$") as caught:
-        train(RunConfig(lr=0.1, nproc=1, device="cpu", out="run"), own["Wrong"]())
+    with pytest.raises(RankError, match=rf"^IndexError: .*; raised at {PLACE}$") as caught:
+        train(RunConfig(lr=0.1, nproc=1, device="cpu", out="run"), own["Own"]())
     assert isinstance(caught.value.__cause__, IndexError)

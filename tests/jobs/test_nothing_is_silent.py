@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from user_file import task_file
 
 from distcore.cli.main import main
 
@@ -147,7 +148,7 @@ def test_a_file_system_that_takes_no_folders_names_the_flag(
 @pytest.mark.parametrize("ranks", ["--strategy single", "--strategy ddp --nproc 2"])
 def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_was_saved(work_folder: Path, ranks: str) -> None:
     (work_folder / "slow.py").write_text(SLOW)
-    command = [sys.executable, "-m", "distcore", *f"train --task slow.py:Slow {ranks} --lr 0.1 --out run".split()]
+    command = [sys.executable, "-m", "distcore", *f"train --task slow.py:Own {ranks} --lr 0.1 --out run".split()]
     with subprocess.Popen(command, cwd=work_folder, stderr=subprocess.PIPE, text=True, start_new_session=True) as job:
         assert job.stderr is not None
         for line in job.stderr:
@@ -159,25 +160,11 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_was_saved(work_fol
     assert re.fullmatch("(interrupted|stopped); nothing was saved: run has no checkpoint yet", said[-1])
 
 
-SLOW = """
-import sys, time
-import torch
-from torch.utils.data import TensorDataset
-from distcore import Simple
-
-class Slow(Simple):
-    def data(self):
-        rows = TensorDataset(torch.ones(40, 1), torch.ones(40, 1))
-        return rows, rows
-
-    def model(self):
-        return torch.nn.Linear(1, 1)
-
-    def row_loss(self, model, batch):
-        print("building", file=sys.stderr, flush=True)
-        time.sleep(60)
-        return (model(batch[0]) - batch[1]).square().sum(1)
-"""
+SLOW = task_file("""
+print("building", file=sys.stderr, flush=True)
+time.sleep(60)
+return (model(batch[0]) - batch[1]).square().sum(1)
+""")
 
 
 @pytest.mark.programs  # as long as one
