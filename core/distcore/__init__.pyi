@@ -12,10 +12,6 @@ from distcore.distributed.devices import has_jagged_attention as has_jagged_atte
 from distcore.distributed.process_group import join_process_group as join_process_group
 from distcore.distributed.process_group import leave_process_group as leave_process_group
 from distcore.distributed.process_group import open_store as open_store
-from distcore.distributed.replicas import check_gradients_averaged as check_gradients_averaged
-from distcore.distributed.replicas import has_state_in_buffers as has_state_in_buffers
-from distcore.distributed.replicas import rebuild_gradient_buckets as rebuild_gradient_buckets
-from distcore.distributed.traced_buckets import TracedBuckets as TracedBuckets
 from distcore.errors import ConfigError as ConfigError
 from distcore.errors import DataError as DataError
 from distcore.errors import DistcoreError as DistcoreError

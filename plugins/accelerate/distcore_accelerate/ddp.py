@@ -20,14 +20,11 @@ from distcore import (
     RunConfig,
     StepResult,
     StrategyError,
-    TracedBuckets,
     World,
-    check_gradients_averaged,
     footprint,
-    has_state_in_buffers,
-    rebuild_gradient_buckets,
 )
 from distcore_accelerate.backend import Backend
+from distcore_ddp import TracedBuckets, check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
 
 _NOTHING = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"

@@ -1,3 +1,10 @@
-"""torch's DistributedDataParallel and DataParallel as distcore strategies."""
+"""torch's DistributedDataParallel and DataParallel as distcore strategies.
 
+Other plugins that wrap a model in torch's DistributedDataParallel may import the names in ``__all__``.
+"""
+
+from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp.traced_buckets import TracedBuckets
+
+__all__ = ["TracedBuckets", "check_gradients_averaged", "has_state_in_buffers", "rebuild_gradient_buckets"]
 __version__ = "0.1.0"

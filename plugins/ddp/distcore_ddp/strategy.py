@@ -19,17 +19,15 @@ from distcore import (
     Run,
     RunConfig,
     StepResult,
-    TracedBuckets,
     World,
-    check_gradients_averaged,
     defaults,
     footprint,
-    has_state_in_buffers,
     hookimpl,
     join_process_group,
-    rebuild_gradient_buckets,
 )
 from distcore_ddp.compression import compression_hook
+from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp.traced_buckets import TracedBuckets
 
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"

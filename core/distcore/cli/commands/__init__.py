@@ -36,12 +36,13 @@ def command_module(name: str) -> Any:
     raise ConfigError(f"no command named {name!r}{nearest(name, known)} (commands: {', '.join(known)})")
 
 
-def optional_command(name: str) -> Any:
-    """Import the module of a command; ``None`` if it is not to be had."""
+def optional_command(name: str, needs: str) -> Any:
+    """Import the module of a command; ``None`` if there is none that has the function ``needs``."""
     try:
-        return command_module(name)
+        module = command_module(name)
     except DistcoreError:
         return None
+    return module if hasattr(module, needs) else None
 
 
 def summaries() -> dict[str, str]:

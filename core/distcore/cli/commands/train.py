@@ -116,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.jobs import train
 
     changes, read_config = changes_of(arguments), partial(config_of, arguments)
-    plan = optional_command("plan")  # it says what a run needs that died for want of memory
+    # The planner says what a run needs that died for want of memory.
+    plan = optional_command("plan", needs="explain_out_of_memory")
     with plan.explain_out_of_memory(arguments.config, changes, read_config) if plan else nullcontext():
         explain = (plan.explainer_in_a_rank(arguments.config, changes),) if plan else ()
         train.run(read_config, arguments.dry_run, *explain)

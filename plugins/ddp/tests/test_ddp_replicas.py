@@ -1,11 +1,11 @@
-"""The code that strategies on torch's process group share."""
+"""Buffers that are state, and buffers that are the same for ever."""
 
 from __future__ import annotations
 
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from distcore import has_state_in_buffers
+from distcore_ddp import has_state_in_buffers
 
 
 def test_only_buffers_that_are_saved_are_state() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore.errors import StrategyError
+from distcore import StrategyError
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:

@@ -9,9 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.strategy.contract import OptimizerFactory, PreparedModel, Run
-from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore import Capabilities, OptimizerFactory, PreparedModel, Run, hookimpl
 
 
 class TracedBuckets:
