@@ -58,9 +58,11 @@ $(VENV)/.ray: $(VENV)/.installed
 chaos: install
 	$(BIN)/python benchmarks/chaos.py --page
 
-# Prints a table at its end. Where there is no accelerator everything is skipped.
+# Goes on where the last call ended (tests/gpu/conftest.py). Where there is no accelerator everything is skipped.
 gpu: install
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m "gpu and not alone" --numprocesses 6 tests/gpu || true
+	$(BIN)/python -m pytest -m "gpu and alone" tests/gpu || true
+	$(BIN)/python tools/gpu_page.py
 
 check: install
 	$(BIN)/ruff check .

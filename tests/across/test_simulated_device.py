@@ -160,3 +160,28 @@ def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
         assert (report["device"], report["world_size"]) == (device, 2)
         losses[device] = report["evaluation"]["loss"]
     assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)
+
+
+def test_make_gpu_is_rehearsed(folder: Path) -> None:
+    record, tests = folder / "record.jsonl", Path(__file__).parents[1] / "gpu"
+    environment = os.environ | {"PYTHONPATH": simulated_device.PATHS, "DISTCORE_GPU_RECORD": str(record)}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        str(tests),
+        "-k",
+        "(parity and single-fp32) or bert-fp32",
+    ]
+    for number in range(2):
+        ran = subprocess.run(
+            command, cwd=tests.parents[1], env=environment, capture_output=True, text=True, timeout=800, check=False
+        )
+        assert ran.returncode == (0 if number == 0 else 5), ran.stdout  # 5: all held before, so nothing is left to run
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert {"single, fp32: loss against the CPU"} < {row["what"] for row in rows}
+    assert {row["state"] for row in rows} == {"held"}
+    assert all(row["machine"].startswith("1 × sim; torch") for row in rows)

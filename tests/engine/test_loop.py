@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pluggy
 import pytest
 import torch
@@ -17,7 +19,7 @@ from distcore.engine import trainer
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError
-from distcore.plugin.batching.sampling import rank_sampler
+from distcore.plugin.batching.sampling import BatchPlan, rank_sampler
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.resolve import strategies
@@ -154,3 +156,9 @@ def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, mon
     monkeypatch.setattr("distcore.engine.trainer.export", lambda _rank_info: None)  # keep this process's environment
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
         trainer.train(resolve(config_of(tmp_path), 1, task=Problem()), RankInfo(rank=0, size=2, launcher="local"))
+
+
+def test_processes_of_a_loader_can_unpickle_the_sampler() -> None:
+    plan = BatchPlan(lengths=np.arange(1, 9), global_batch=4, micro_batch=2, seed=0)
+    sampler = pickle.loads(pickle.dumps(rank_sampler(plan, 0, 2)))
+    assert [micro.indices.tolist() for micro in sampler(0, 1)] == [m.indices.tolist() for m in plan.split(0, 1, 0, 2)]

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,21 @@ Row = Callable[[str, str, str], None]
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not COUNT, reason="torch sees no accelerator here"),
 ]
 two = pytest.mark.skipif(COUNT < 2, reason=f"needs two devices, torch sees {COUNT}")
 deepspeed = pytest.mark.skipif(
     KIND != "cuda" or importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed and a device of kind cuda"
 )
-STRATEGIES = ["single", "ddp", "fsdp", *(pytest.param(f"deepspeed:{stage}", marks=deepspeed) for stage in (1, 2, 3))]
+nvme = pytest.mark.skipif(find_library("aio") is None, reason="DeepSpeed's async_io needs libaio")
+STRATEGIES = [
+    "single",
+    "ddp",
+    "fsdp",
+    "accelerate",
+    *(pytest.param(f"deepspeed:{stage}", marks=deepspeed) for stage in (1, 2, 3)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def command(*words: str) -> str:
     """Run ``distcore`` with these words and return what it prints; a failure shows what it said."""
     ran = subprocess.run(
-        [sys.executable, "-m", "distcore", *words], capture_output=True, text=True, timeout=1700, check=False
+        [sys.executable, "-m", "distcore", *words], capture_output=True, text=True, timeout=280, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout
@@ -94,13 +102,17 @@ def test_laws(strategy: str, folder: Path, row: Row) -> None:
     nproc = "2" if COUNT > 1 and strategy != "single" else "1"
     ran = subprocess.run(
         [sys.executable, "-m", "distcore", "check", "--strategy", strategy, "--nproc", nproc, "--json"],
-        capture_output=True, text=True, timeout=1700, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     findings = json.loads(ran.stdout)
-    broken = [f"{one['case']}: {one['note']}"[:200] for one in findings if one["verdict"] == "broken"]
+    broken = [
+        f"{one['case']}: {one['error']} > {one['bound']}: {one['note']}"[:200]
+        for one in findings
+        if one["verdict"] == "broken"
+    ]
     held = sum(one["verdict"] == "held" for one in findings)
     row(f"{strategy}, {nproc} rank(s): laws", f"{held} cases held, {len(broken)} broken", "none broken")
-    assert not broken
+    assert not broken, "\n".join(broken)
 
 
 def test_a_run_repeats_itself_bit_for_bit_with_batches_fetched_ahead(folder: Path, row: Row) -> None:
@@ -112,16 +124,17 @@ def test_a_run_repeats_itself_bit_for_bit_with_batches_fetched_ahead(folder: Pat
 
 
 def test_resume_on_the_device_and_on_the_cpu(folder: Path, row: Row) -> None:
-    flags = ("--strategy", "single", "--save-every", "4")
+    flags = ("--strategy", "single")  # an epoch, and a checkpoint, ends with step 5
     whole = trained("whole", *flags)
-    there = trained("resumed", *flags, "--resume", "whole/checkpoints/step-00000004")
-    here = trained("resumed-on-cpu", *flags, "--resume", "whole/checkpoints/step-00000004", "--device", "cpu")
+    there = trained("resumed", *flags, "--resume", "whole/checkpoints/step-00000005")
+    here = trained("resumed-on-cpu", *flags, "--resume", "whole/checkpoints/step-00000005", "--device", "cpu")
     row(
         "resume on the device, and on the CPU", f"{difference(there, whole):.1e}, {difference(here, whole):.1e}", "1e-4"
     )
     assert max(difference(there, whole), difference(here, whole)) <= 1e-4
 
 
+@pytest.mark.alone
 def test_a_job_like_the_published_one(folder: Path, row: Row) -> None:
     """bert-small, 32 rows a step, rows of some 20 words: samples per second and peak memory."""
     text = "the film was good bad long short and I would see it again never with my friends on a rainy day"
@@ -144,23 +157,31 @@ BASE = (
 )
 
 
+BERT_BASE = 86.1e6
+"""Parameters of a bert-base whose vocabulary is that of rows.json."""
+
+
 def peak(name: str, strategy: str, *flags: str) -> float:
-    """Peak memory of a bert-base, in bytes per parameter of its 109 million."""
-    return float(trained(name, "--strategy", strategy, *flags, job=f"train {BASE}")["peak_memory_bytes"]) / 109e6
+    """Peak memory of a bert-base, in bytes per parameter."""
+    report = trained(name, "--strategy", strategy, *flags, job=f"train {BASE}")
+    return float(report["peak_memory_bytes"]) / BERT_BASE
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_memory_is_what_the_docs_say(strategy: str, folder: Path, row: Row) -> None:
+@pytest.mark.parametrize(("strategy", "most"), [("single", 18), ("ddp", 22)])
+def test_memory_is_what_the_docs_say(strategy: str, most: int, folder: Path, row: Row) -> None:
+    """16 bytes of parameter, gradient and moments; DDP replaces its buckets, 4 more, while the first ones are there."""
     bytes_each = peak(f"memory-{strategy}", strategy)
-    row(f"{strategy}: peak memory of bert-base in fp32, AdamW", f"{bytes_each:.1f} bytes per parameter", "16 to 20")
-    assert 16 * 0.95 <= bytes_each <= 20
+    row(
+        f"{strategy}: peak memory of bert-base in fp32, AdamW", f"{bytes_each:.1f} bytes per parameter", f"16 to {most}"
+    )
+    assert 16 <= bytes_each <= most
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_memory_is_what_the_plan_says(strategy: str, folder: Path, row: Row) -> None:
     """An estimate there: a device's allocator rounds sizes up, and its kernels take room of their own."""
     plan = json.loads(command("plan", *BASE.split(), "--strategies", strategy, "--nproc", "1", "--json"))
-    planned, measured = plan["rows"][0]["step"]["peak"]["total"], peak(f"memory-{strategy}", strategy) * 109e6
+    planned, measured = plan["rows"][0]["step"]["peak"]["total"], peak(f"memory-{strategy}", strategy) * BERT_BASE
     row(f"{strategy}: peak memory of bert-base, by its plan", f"{measured / planned:.2f} of it", "0.9 to 1.2")
     assert 0.9 <= measured / planned <= 1.2
 
@@ -172,7 +193,7 @@ def test_fsdp_offload_takes_less_memory(folder: Path, row: Row) -> None:
 
 
 @deepspeed
-@pytest.mark.parametrize("place", ["cpu", "nvme"])
+@pytest.mark.parametrize("place", ["cpu", pytest.param("nvme", marks=nvme)])
 def test_deepspeed_offload(place: str, folder: Path, row: Row) -> None:
     options = [f"strategy_options.{name}={place}" for name in ("offload_optimizer", "offload_param")]
     flags = [word for option in [*options, f"strategy_options.nvme_path={folder}/nvme"] for word in ("--set", option)]

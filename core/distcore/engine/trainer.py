@@ -15,7 +15,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.surroundings import save_task_files
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import check_world
-from distcore.distributed.arithmetic import arithmetic_of
+from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine import row_form
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, sanity_check
@@ -78,7 +78,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     hooks.on_run_start(run, progress)
     if world.is_main:
         log.debug("%s", description(run.config, data))
-    with explain_mixed_devices(run, hooks):
+    with explain_mixed_devices(run, hooks), attention_of(world.device, data.train.lengths):
         sanity_check(run, hooks, task, data)
         meter = Meter(progress)
         progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)

@@ -10,7 +10,6 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from distcore import checkpoint
@@ -204,10 +203,10 @@ class Lab:
         return Job(task=problem, data=data, hooks=hooks, run=run, folder=folder)
 
     def build_alone(self, problem: Problem, **changes: Any) -> Job:
-        """Build the same run for one process: under the strategy ``single``, on the CPU, in this rank alone."""
+        """Build the same run for one process: under the strategy ``single``, in this rank alone, on its device."""
         from distcore.strategies.single import SingleStrategy
 
-        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        world = World(rank=0, size=1, local_rank=0, device=self.world.device)
         config: dict[str, Any] = {
             "micro_batch_size": self.global_batch,
             "micro_batch_tokens": None,

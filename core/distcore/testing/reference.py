@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 
 from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig, with_changes
+from distcore.engine.loader import to_device
+from distcore.model.optimizers.adam import can_fuse
 from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.task.datasets import counts_of
 from distcore.plugin.task.task import Dataset, Datasets
 from distcore.testing.problem import Problem
 from distcore.testing.variants import Climbing, Phased
@@ -51,8 +55,13 @@ def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
 @cache
 def _solve(problem: Problem, text: str, steps: int) -> Solution:
     config = RunConfig.model_validate_json(text)
-    data = problem.prepare(config)
-    module, began = build_untrained(problem, config, data), build_untrained(problem, config, data)
+    device, data = torch.device(config.device), problem.prepare(config)  # of another one kernels round differently
+    module, began = (build_untrained(problem, config, data).to(device) for _ in range(2))
+    dataset: Any = SimpleNamespace(
+        batch=lambda rows: to_device(data.train.batch(rows), device),
+        items=data.train.items,
+        counts=counts_of(data.train),
+    )
     phases = _phases(problem, module, config)
     optimizers = [optimizer for optimizer, _ in phases]
     schedulers = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(config, step)) for each in optimizers]
@@ -60,15 +69,15 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     for rows, _ in zip(_global_batches(config, data), range(steps), strict=False):
         mean_losses, squares = [], []
         for optimizer, mean_loss in phases:
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = mean_loss(module, began, data.train, rows)
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+                loss = mean_loss(module, began, dataset, rows)
             module.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             if isinstance(problem, Climbing):
 
                 def again(mean_loss: MeanLoss = mean_loss, rows: np.ndarray = rows) -> None:
                     module.zero_grad()
-                    mean_loss(module, began, data.train, rows).backward()  # type: ignore[no-untyped-call]
+                    mean_loss(module, began, dataset, rows).backward()  # type: ignore[no-untyped-call]
 
                 trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
                 problem.climb(trained, nn.utils.get_total_norm, again)
@@ -80,8 +89,8 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
         rates.append(optimizers[-1].param_groups[0]["lr"])
         for scheduler in schedulers:
             scheduler.step()
-    state = {name: value for optimizer in optimizers for name, value in state_of(module, optimizer).items()}
-    return Solution(module=module, state=state, losses=losses, norms=norms, rates=rates)
+    state = {name: value.cpu() for optimizer in optimizers for name, value in state_of(module, optimizer).items()}
+    return Solution(module=module.cpu(), state=state, losses=losses, norms=norms, rates=rates)
 
 
 MeanLoss = Callable[[nn.Module, nn.Module, Dataset, np.ndarray], Tensor]
@@ -137,7 +146,9 @@ def _adamw(
     plain = [p for name, p in trained.items() if name.endswith("bias") or ".norm." in name]
     decayed = [p for name, p in trained.items() if not (name.endswith("bias") or ".norm." in name)]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, foreach=False, **options)
+    # The fused kernel of an accelerator rounds 1 - beta2 to fp32, so its moments differ by 1.3e-5 from the others'.
+    fused = can_fuse(module) and next(module.parameters()).device.type != "cpu"
+    return torch.optim.AdamW(groups, fused=fused, foreach=False, **options)
 
 
 def _clip(optimizer: torch.optim.Optimizer, config: RunConfig) -> float:

@@ -77,6 +77,8 @@ class Replicated(Backend):
         """Wrap the model in DDP. The optimizer stays plain, because the core does the work of Accelerate's wrapper."""
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
+            if run.world.size == 1:  # on an accelerator Accelerate leaves the model of a single rank as it is
+                return PreparedModel(model=prepared, optimizer=make_optimizer(model))
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
         prepared.broadcast_buffers = has_state_in_buffers(model)
         if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
@@ -85,11 +87,11 @@ class Replicated(Backend):
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return DDP's ``no_sync`` for every micro-batch but the last."""
-        wrapped: DistributedDataParallel = run.strategy_state
-        return _NOTHING if last else wrapped.no_sync()
+        wrapped: DistributedDataParallel | None = run.strategy_state
+        return _NOTHING if last or wrapped is None else wrapped.no_sync()
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step. Raises StrategyError, one line, for a parameter without a gradient if none was expected."""
-        if not self.options.find_unused:
+        if run.strategy_state is not None and not self.options.find_unused:
             check_gradients_averaged(run.strategy_state, run.module, REMEDY)
         return super().step(run, clip)

@@ -7,7 +7,7 @@ depend on their lengths and on the number of ranks without changing the result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -137,7 +137,11 @@ class BatchPlan:
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
     """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each rank is a shard."""
-    return lambda epoch, step: plan.split(epoch, step, shard, shards)
+    return partial(_split, plan, shard, shards)  # a loader's processes may have to unpickle it
+
+
+def _split(plan: BatchPlan, shard: int, shards: int, epoch: int, step: int) -> list[MicroBatch]:
+    return plan.split(epoch, step, shard, shards)
 
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 ROWS = 64
 """Fewest rows of a chunk: with less, a matrix product is slower."""
-CHUNKS = 32
-"""Most chunks of a micro-batch: more rows make larger chunks, whose products are faster on an accelerator."""
+CHUNKS, CHUNKS_ON_ACCELERATOR = 32, 8
+"""Most chunks of a micro-batch: more rows make larger chunks. An accelerator is faster with fewer (docs/devices.md)."""
 
 
 def summed_cross_entropy(
@@ -109,7 +109,7 @@ def _chunks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
     """Yield rows and their logits, fp32 ``(rows, vocabulary)``: one buffer, which the caller may change."""
     weight = weight.to(inputs.dtype).t()
     bias = None if bias is None else bias.to(inputs.dtype)
-    size = max(ROWS, -(-len(inputs) // CHUNKS))
+    size = max(ROWS, -(-len(inputs) // (CHUNKS if inputs.device.type == "cpu" else CHUNKS_ON_ACCELERATOR)))
     shape = min(size, len(inputs)), weight.shape[1]
     product = torch.empty(shape, dtype=inputs.dtype, device=inputs.device)
     logits = product if inputs.dtype == torch.float32 else torch.empty_like(product, dtype=torch.float32)
