@@ -21,7 +21,7 @@ CUDNN = torch.backends.cuda.cudnn_sdp_enabled
     ],
 )
 def test_cudnn_plans_for_no_shape_that_comes_once(device: str, lengths: list[int], may: bool) -> None:
-    before = CUDNN()  # type: ignore[no-untyped-call]
+    before = CUDNN()
     with attention_of(torch.device(device), np.array(lengths)):
-        assert CUDNN() == (before and may)  # type: ignore[no-untyped-call]
-    assert CUDNN() == before  # type: ignore[no-untyped-call]
+        assert CUDNN() == (before and may)
+    assert CUDNN() == before
