@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import statistics
 import subprocess
@@ -40,6 +41,9 @@ KINDS = {
     "lm": ("by-hand", "trl", "trl-grouped", "trl-packed", "distcore", "distcore-fast"),
 }
 """The compared programs of each job."""
+NEW_HEAD = (
+    "import pathlib, sys; sys.path.insert(0, {folder!r}); import seed_job; seed_job.save_with_new_head({names}, 0)"
+)
 SCRIPTS = {"rows": "peer_job.py", "lm": "lm_job.py"}
 
 
@@ -50,7 +54,7 @@ def main() -> int:
     parser.add_argument("--job", choices=KINDS, default="rows")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--nproc", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--model", help="a built-in model, a folder or a hub name (default: bert-small, llama-mini)")
+    parser.add_argument("--model", help="a built-in model or a folder (default: bert-small, llama-mini)")
     parser.add_argument("--steps", type=int, default=53)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the libraries")
@@ -66,6 +70,7 @@ def main() -> int:
         except (OSError, ValueError) as error:
             parser.error(str(error))
         runs_by_kind = measure(folder, arguments)
+    print("on", processor())
     held = show(arguments.job, arguments.precision, runs_by_kind)
     print("bounds", "held" if held else "BROKEN")
     return 0 if held else 1
@@ -73,13 +78,16 @@ def main() -> int:
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Return CPU and wall seconds per 1,000 rows of each run, by its kind."""
+    distcore = (arguments.python, "-m", "distcore")
     if arguments.job == "lm":
         rows = prompts(folder / "train.json", 32 * arguments.steps)
-        model = language_model(folder, arguments.model or "llama-mini", rows)
+        model = language_model(folder, arguments.model or "llama-mini", rows, distcore)
     else:
         rows = folder / "train.json"
-        pretrained = seed_job.make_pretrained(folder, arguments.model or "bert-small", 1)
-        model = seed_job.save_with_new_head(folder, pretrained, 0)
+        pretrained = seed_job.make_pretrained(folder, arguments.model or "bert-small", 1, distcore)
+        names = f"pathlib.Path({str(folder)!r}), pathlib.Path({str(pretrained)!r})"
+        seed_job.quiet([arguments.python, "-c", NEW_HEAD.format(folder=str(Path(__file__).parent), names=names)])
+        model = folder / "start-0"
     kinds = KINDS[arguments.job]
     runs_by_kind: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(arguments.rounds):
@@ -103,13 +111,13 @@ def prompts(texts: Path, count: int) -> Path:
     return file
 
 
-def language_model(folder: Path, model: str, rows: Path) -> Path:
+def language_model(folder: Path, model: str, rows: Path, distcore: Sequence[str]) -> Path:
     """Return a folder with a built-in model and a tokenizer trained on ``rows``."""
     run = folder / "untrained"
     job = ["--task", "causal-lm", "--model", model, "--data", str(rows), "--eval-data", str(rows), "--max-steps", "1"]
     job += ["--max-seq-len", "512", "--set", "task_options.tokenizer.vocab_size=4000"]
-    seed_job.quiet([seed_job.DISTCORE, "train", *job, "--out", str(run), "--global-batch-size", "4"])
-    seed_job.quiet([seed_job.DISTCORE, "checkpoint", "export", str(run), "--to", str(folder / "model")])
+    seed_job.quiet([*distcore, "train", *job, "--out", str(run), "--global-batch-size", "4"])
+    seed_job.quiet([*distcore, "checkpoint", "export", str(run), "--to", str(folder / "model")])
     return folder / "model"
 
 
@@ -133,9 +141,20 @@ def show(job: str, precision: str, runs_by_kind: Mapping[str, Sequence[Mapping[s
         cost[kind] = statistics.median(cpu)
         print(f"{kind:<18}{cost[kind]:>20.2f}{between(cpu):>18}{statistics.median(wall):>15.2f}{between(wall):>18}")
     ratios = bounds(job, precision, cost)
+    if precision == "bf16" and "bf16" not in processor():
+        print(f"{', '.join(ratios)}: not measured here, this processor does not multiply in bf16")
+        return True
     for what, (ratio, bound) in ratios.items():
         print(f"{what}: {ratio:.2f} (bound: {bound})")
     return all(ratio >= bound for ratio, bound in ratios.values())
+
+
+def processor() -> str:
+    """Return the name of the processor, and its instructions for bf16 if it has any."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    bf16 = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in said.get("flags", "").split()]
+    return ", ".join((said.get("model name") or platform.machine(), *bf16))
 
 
 def between(seconds: Sequence[float]) -> str:

@@ -36,15 +36,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore.errors import DistcoreError
-
 ROWS, TRAINING, SEED, UNSEEN, CLASSES = 10_000, 0.92, 123, 10_000, 6
 BOUNDS = {"same arithmetic": 5.0, "preset fast": 10.0}
 LARGE = {"bert-base": {"preset fast": 9.0}}
 """Bounds of a model that differ."""
 POINTS = 0.3
 BIN = Path(sys.executable).parent
-DISTCORE = str(BIN / "distcore")
+DISTCORE = (sys.executable, "-m", "distcore")
 OURS = {
     "same arithmetic": ("--set", "schedule.name=constant"),
     "preset fast": ("--preset", "fast"),
@@ -83,7 +81,7 @@ def main() -> int:
     """Run the job; return 0 if the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
-    parser.add_argument("--model", default="bert-small", help="a built-in model, a folder or a hub name")
+    parser.add_argument("--model", default="bert-small", help="a built-in model or a folder")
     parser.add_argument("--nproc", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=3e-5)
@@ -95,7 +93,7 @@ def main() -> int:
         try:
             split(arguments.data, folder)
             model = make_pretrained(folder, arguments.model, arguments.steps)
-        except (OSError, ValueError, DistcoreError) as error:
+        except (OSError, ValueError) as error:
             parser.error(str(error))
         held = [compare(folder, model, arguments, nproc) for nproc in arguments.nproc]
     print("bounds", "held" if all(held) else "BROKEN")
@@ -123,18 +121,19 @@ def split(data: Path, folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(part, ensure_ascii=False), encoding="utf-8")
 
 
-def make_pretrained(folder: Path, model: str, steps: int | None) -> Path:
-    """Return a Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the remaining rows."""
-    from distcore_tasks.text_classification.options import TextOptions
+def make_pretrained(folder: Path, model: str, steps: int | None, distcore: Sequence[str] = DISTCORE) -> Path:
+    """Return a Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the remaining rows.
 
-    if not (options := TextOptions(model=model)).from_scratch:
-        return options.model_folder()
+    ``distcore`` is the command, of an interpreter that has it.
+    """
+    if Path(model).is_dir():
+        return Path(model)
     run = folder / "pretraining"
     job = ["--model", model, "--data", str(folder / "others.json"), "--eval-fraction", "0.05", "--out", str(run)]
     rate = ["--epochs", "2", "--lr", "1e-4", "--set", "checkpoints.best=null"]
     end = ["--max-steps", "1"] if steps else []  # weights do not matter to speed
-    quiet([DISTCORE, "train", "--preset", "fast", *job, *rate, *end])
-    quiet([DISTCORE, "checkpoint", "export", str(run), "--to", str(folder / "pretrained")])
+    quiet([*distcore, "train", "--preset", "fast", *job, *rate, *end])
+    quiet([*distcore, "checkpoint", "export", str(run), "--to", str(folder / "pretrained")])
     return folder / "pretrained"
 
 
@@ -223,8 +222,8 @@ def run_ours(job: Job, out: Path, flags: Sequence[str]) -> tuple[Path, float]:
     same = ["--global-batch-size", str(32 * job.nproc), "--lr", str(job.lr), "--seed", str(job.seed), "--out", str(out)]
     settings = ["--set", "clip.norm=null", "--set", "checkpoints.best=null"]
     end = ["--max-steps", str(job.steps)] if job.steps else []
-    quiet([DISTCORE, "train", *strategy, "--model", str(job.model), *data, *same, *settings, *flags, *end])
-    quiet([DISTCORE, "checkpoint", "export", str(out), "--to", str(out / "exported")])
+    quiet([*DISTCORE, "train", *strategy, "--model", str(job.model), *data, *same, *settings, *flags, *end])
+    quiet([*DISTCORE, "checkpoint", "export", str(out), "--to", str(out / "exported")])
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return out / "exported", float(report["samples_per_second"])
 

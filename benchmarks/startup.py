@@ -179,7 +179,7 @@ def our_command(folder: Path, model: Path, ranks: int, number: int) -> list[str]
     data = ["--data", str(folder / "train.json"), "--eval-data", str(folder / "kept.json")]
     job = ["--model", str(model), "--global-batch-size", str(32 * ranks), "--lr", "3e-5"]
     out = ["--out", tempfile.mkdtemp(prefix=f"run-{number}-", dir=folder) + "/run"]
-    return [seed_job.DISTCORE, "train", *strategy, *job, *data, *out, "--set", f"extensions.{__file__}:FirstStep=true"]
+    return [*seed_job.DISTCORE, "train", *strategy, *job, *data, *out, "--set", f"extensions.{__file__}:FirstStep=true"]
 
 
 def until_first_step(folder: Path, command: Sequence[str], **environment: str) -> Spent:
@@ -248,7 +248,7 @@ def show_help(words: str, bound: float | None) -> bool:
     spent = []
     for _ in range(HELP_ROUNDS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([seed_job.DISTCORE, *words.split()], capture_output=True, check=True)
+        subprocess.run([*seed_job.DISTCORE, *words.split()], capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     median, limit = statistics.median(spent), "" if bound is None else f" (bound: {bound})"

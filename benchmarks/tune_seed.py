@@ -63,7 +63,7 @@ def main() -> int:
         job = ("--model", arguments.model, *data, *JOB)
         began = time.monotonic()
         subprocess.run(
-            [DISTCORE, "tune", *job, "--budget", arguments.budget, "--out", str(folder / "tuned")], check=True
+            [*DISTCORE, "tune", *job, "--budget", arguments.budget, "--out", str(folder / "tuned")], check=True
         )
         took = time.monotonic() - began
         print(f"tune took {took:.0f} s", flush=True)
@@ -92,7 +92,7 @@ def read_threads(tuned: Path) -> str | None:
 
 def resolve_config(arguments: Sequence[str]) -> object:
     """Return the config of a job as it would run."""
-    done = subprocess.run([DISTCORE, "train", *arguments, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*DISTCORE, "train", *arguments, "--dry-run"], check=True, stdout=subprocess.PIPE, text=True)
     return {**yaml.safe_load(done.stdout), "out": None}
 
 
@@ -103,7 +103,7 @@ def run(arguments: Sequence[str], steps: int, out: Path, threads: str | None) ->
         os.environ["OMP_NUM_THREADS"] = threads
     try:
         end = ["--max-steps", str(steps), "--set", "extensions.stopwatch=true", "--out", str(out)]
-        quiet([DISTCORE, "train", *arguments, *end])
+        quiet([*DISTCORE, "train", *arguments, *end])
     finally:
         os.environ.pop("OMP_NUM_THREADS", None)
         os.environ.update({"OMP_NUM_THREADS": before} if before else {})
