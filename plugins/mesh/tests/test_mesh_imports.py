@@ -1,4 +1,4 @@
-"""What `distcore check` calls foreign where this plugin is installed beside the one that it requires."""
+"""Foreign imports by `distcore check`, where this plugin is installed beside the one that it requires."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ ROOT = Path(distcore_tasks.__file__).parent
 SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare", "models", "embedded", "unlabeled"}
 OWN = {
     "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router"},
+    "distillation": set[str](),
     "image_classification": {
         *("shapes", "conv", "preprocessing"),
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
@@ -25,6 +26,7 @@ OWN = {
 }
 """Additional files of each task."""
 LACKS = {
+    "distillation": {"rows", "encode", "dataset", "prepare", "embedded", "unlabeled"},  # those of text_classification
     "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm

@@ -1,0 +1,1 @@
+"""Distillation of text classifiers; see ``task``."""

@@ -1,0 +1,62 @@
+"""Check that a student and its teacher fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distcore import ModelError
+from distcore_tasks.shared.pretrained import load_tokenizer, read_config
+
+if TYPE_CHECKING:
+    from distcore_tasks.text_classification.options import TextOptions
+
+
+def check_classes(teacher: TextOptions, classes: Sequence[str], data: str) -> None:
+    """Raise ModelError, one line, unless the teacher has the classes of the rows, in the same order."""
+    if teacher.from_scratch:
+        return
+    config = read_config(teacher.model, teacher.model_folder())
+    names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
+    known = [str(names[key]) for key in sorted(names, key=int)]
+    numbered = known == [f"LABEL_{number}" for number in range(len(known))]
+    if known != list(classes) and not (numbered and list(classes) == [str(number) for number in range(len(known))]):
+        some = [", ".join(each[:8]) + (", …" if len(each) > 8 else "") for each in (known, list(classes))]
+        raise ModelError(
+            f"teacher {teacher.model}: its classes are {some[0]}, those of {data} are {some[1]}; train it on these "
+            "classes, or give rows its labels"
+        )
+
+
+def check_tokens(student: TextOptions, teacher: TextOptions) -> None:
+    """Raise ModelError, one line, unless a student with weights has the teacher's vocabulary."""
+    if student.from_scratch:
+        return  # it is built for the teacher's tokens
+    if teacher.from_scratch or _vocabulary(student) != _vocabulary(teacher):
+        raise ModelError(
+            f"model {student.model}: its tokens are not those of teacher {teacher.model}; take a student with the same "
+            "tokenizer, or a built-in one"
+        )
+
+
+def check_sizes(student: TextOptions, teacher: TextOptions) -> None:
+    """Raise ModelError, one line, if hidden states have other sizes."""
+    sizes = [_hidden_size(options) for options in (student, teacher)]
+    if sizes[0] != sizes[1]:
+        raise ModelError(
+            f"hidden_weight: hidden states of {student.model} have {sizes[0]} values, those of teacher {teacher.model} "
+            f"{sizes[1]}; leave it out, or take a student of that size"
+        )
+
+
+def _vocabulary(options: TextOptions) -> dict[str, int]:
+    tokenizer: Any = load_tokenizer(options.model, options.model_folder())
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return vocabulary
+
+
+def _hidden_size(options: TextOptions) -> object:
+    if options.from_scratch:
+        return getattr(options.built_in[options.model], "hidden", None)
+    config = read_config(options.model, options.model_folder())
+    return config.get("hidden_size", config.get("dim"))
