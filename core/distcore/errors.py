@@ -14,6 +14,11 @@ NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udf
 """Control characters, line ends of any kind, and surrogates."""
 LIBRARIES = {"site-packages", "dist-packages", f"python{sys.version_info[0]}.{sys.version_info[1]}"}
 """Folders of code that no user wrote."""
+FLAG = re.compile(
+    r"(?P<command>\b(?:distcore|pip|torchrun) [^;]*)|--set (?=\S+=)"
+    r"|(?<![\w-])--(?P<name>[a-z][a-z-]*)(?: (?P<value>[^\s,;:()]+)(?=[,;:)]|$| or | --))?"
+)
+"""A flag of the command line in a message, or a command."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
@@ -31,8 +36,9 @@ class DistcoreError(Exception):
         return NOT_ON_A_LINE.sub(lambda match: match[0].encode("unicode_escape").decode(), super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """Return the message for IPython, without a traceback: a place inside distcore does not help the user."""
-        return [f"{type(self).__name__}: {self}"]
+        """Return one line for a program in Python: keys in place of flags, and the user's own line."""
+        place = "" if "; raised at " in str(self) else raised_at(self)
+        return [f"{type(self).__name__}: {_with_keys(str(self))}{place}"]
 
 
 class ConfigError(DistcoreError):
@@ -105,16 +111,36 @@ class RankError(DistcoreError):
 
 
 def print_uncaught_on_one_line() -> None:
-    """Have a script that a DistcoreError ends print its line alone, unless the program has an excepthook of its own."""
+    """Have a script that a DistcoreError ends print its line alone and exit with its status, as the command line does.
+
+    A program that has an excepthook of its own keeps it.
+    """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_uncaught
 
 
 def _print_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    if isinstance(error, DistcoreError):
-        print(*error._render_traceback_(), file=sys.stderr)
-    else:
+    if not isinstance(error, DistcoreError):
         sys.__excepthook__(kind, error, traceback)
+        return
+    # Around this hook torch puts one that would swallow the line, because the exit skips its end.
+    screen = sys.stderr if sys.excepthook is _print_uncaught else sys.__stderr__
+    print(*error._render_traceback_(), file=screen, flush=True)
+    if not hasattr(sys, "ps1"):  # a prompt goes on
+        raise SystemExit(error.exit_code)
+
+
+def _with_keys(message: str) -> str:
+    """Return a message with keys in place of the flags outside of commands: ``lr=0.1`` for ``--lr 0.1``."""
+
+    def key(flag: re.Match[str]) -> str:
+        name, value = flag["name"], flag["value"]
+        if not name:
+            return flag[0] if flag["command"] else ""
+        value = value and (value if value[0].isdigit() else repr(value))
+        return name.replace("-", "_") + (f"={value}" if value else "")
+
+    return FLAG.sub(key, message)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -145,7 +171,8 @@ def raised_at(error: BaseException) -> str:
     frames = [frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if os.path.isfile(frame.filename)]
     written = [frame for frame in frames if not set(Path(frame.filename).parts) & LIBRARIES]
     own = [frame for frame in written if not frame.filename.startswith(OURS)]
-    plugins = [frame for frame in frames if f"{os.sep}distcore_" in frame.filename]
+    is_ours = isinstance(error, DistcoreError)  # then a place in a plugin does not help the user
+    plugins = [frame for frame in frames if f"{os.sep}distcore_" in frame.filename and not is_ours]
     if not (own or plugins):
         return ""
     place = (own or plugins)[0]

@@ -271,7 +271,7 @@ def test_a_loss_that_is_not_finite_is_said_once(
         progress.on_log(run, RECORD | {"loss": loss})  # type: ignore[arg-type]
     progress.on_run_end(run, {})  # type: ignore[arg-type, typeddict-item]
     err = capsys.readouterr().err
-    assert err.count("the loss is ") == err.count("the loss is nan: try a lower --lr, ") == 1
+    assert err.count("the loss is ") == err.count("the loss is nan: try a lower lr (--lr), ") == 1
 
 
 def test_the_time_left_follows_the_speed(config: RunConfig) -> None:

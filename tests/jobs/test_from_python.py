@@ -128,7 +128,7 @@ def test_an_error_in_the_users_code_is_one_line_that_names_its_place(
     done = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 1
+    assert done.returncode == (1 if starter else RankError.exit_code)
     said = [line for line in done.stderr.splitlines() if "IndexError" in line]
     place = rf"traceback in (\S*run/errors/{file}); raised at {PLACE}"
     matches = [re.fullmatch(rf"(\[rank.\]: )?RankError: {which}IndexError: list .*; {place}", line) for line in said]
@@ -146,3 +146,35 @@ def test_an_error_in_the_users_code_can_be_caught_with_its_cause(work_folder: Pa
     with pytest.raises(RankError, match=rf"^IndexError: .*; raised at {PLACE}$") as caught:
         train(RunConfig(lr=0.1, nproc=1, device="cpu", out="run"), own["Own"]())
     assert isinstance(caught.value.__cause__, IndexError)
+
+
+SCRIPT = """from distcore import RunConfig, Session, train
+import sys
+if __name__ == "__main__":
+    {line}
+"""
+AT = r"; raised at script\.py:4\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("RunConfig(wrong_key=1)", r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists the keys\)"),
+        ("train(RunConfig(nproc=3, strategy='ddp', device='cpu'))", r"nproc=3: .*; use global_batch_size=33 or nproc=2"),
+        ("train(RunConfig(lora={'alpha': 8.0}))", r"lora\.alpha = 8\.0: does nothing without a rank; give lora\.rank=NAME"),
+        ("train(RunConfig(resume='auto'))", "resume = 'auto': needs out, the folder of the run to continue"),
+        ("Session(RunConfig(), 1, [])", "Session: model is a int; give a function that builds the model"),
+    ],
+    ids=lambda text: text.partition("(")[0],
+)
+def test_a_script_ends_with_one_line_that_names_keys_and_its_own_line(work_folder: Path, line: str, said: str) -> None:
+    (work_folder / "script.py").write_text(SCRIPT.format(line=line))
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"(Config|Task)Error: {said}{AT}", done.stderr), done.stderr
+
+
+def test_advice_for_a_shell_stays_as_it_is_in_python() -> None:
+    command = "distcore train run/config.yaml --out run --resume auto"
+    error = ConfigError(f"stopped; go on with: {command}; or drop --device cpu, or use --lr")
+    assert error._render_traceback_() == [f"ConfigError: stopped; go on with: {command}; or drop device='cpu', or use lr"]

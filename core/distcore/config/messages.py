@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from distcore.config.short_keys import OPTIONS, option_names
 from distcore.errors import nearest
 
+HELP = "distcore train --help lists the flags"
 _BRANCHES = {"int", "float", "bool", "str", "none"}
 _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
 
@@ -44,7 +45,8 @@ def explain(
     more = f" (and {others} more)" if others else ""
     if unknown:
         known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-        hint = nearest(path[-1], known) or _deeper(model, path[-1]) or " (distcore train --help lists the flags)"
+        lists = "help(distcore.RunConfig) lists the keys" if source == "RunConfig" else HELP
+        hint = nearest(path[-1], known) or _deeper(model, path[-1]) or f" ({lists})"
         return f"{source}: unknown key {where!r}{hint}{more}"
     return f"{source}: {where} = {value!r}: {rules}{more}"
 

@@ -21,7 +21,7 @@ from distcore.config.keys import with_new_names, with_preset
 from distcore.config.messages import explain
 from distcore.config.short_keys import with_task_options
 from distcore.config.values import check_tree
-from distcore.errors import ConfigError
+from distcore.errors import ConfigError, print_uncaught_on_one_line
 
 Auto = Literal["auto"]
 _OUTERMOST: ContextVar[bool] = ContextVar("_OUTERMOST", default=True)
@@ -45,6 +45,7 @@ class _Tree(BaseModel):
         try:
             return validate(given)
         except ValidationError as error:
+            print_uncaught_on_one_line()  # in a script this may come before any other call
             raise ConfigError(explain(cls, error, given, **where)) from None
         finally:
             _OUTERMOST.reset(token)

@@ -21,7 +21,7 @@ from distcore.plugin.strategy.hookspecs import hookimpl
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
 """Keys of an evaluation's summary that are not metrics."""
-NOT_FINITE = "try a lower --lr, a warm-up, or --precision fp32; --set extensions.nan_guard=true ends a run there"
+NOT_FINITE = "try a lower lr (--lr), a warm-up, or precision fp32; extensions.nan_guard=true (--set) ends a run there"
 """Advice for a loss that is NaN or infinite."""
 SHORTEST_BAR = 8
 """Characters; a shorter bar says nothing, and the text gets its place."""

@@ -17,7 +17,7 @@ from distcore.distributed.arithmetic import arithmetic_of
 from distcore.engine.loop import steps_ahead
 from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import begin, is_due, set_up
-from distcore.errors import ConfigError, TaskError
+from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
 from distcore.jobs.train import resolve_here
 from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult
 from distcore.plugin.task.simple import Simple, given_rows
@@ -49,6 +49,7 @@ class Session:
         ``rows`` is a ``distcore.Dataset``, or a ``torch.utils.data.Dataset`` with a length; ``collate`` makes batches
         of the latter. Raises DistcoreError, one line, for every error that the user can correct.
         """
+        print_uncaught_on_one_line()
         if isinstance(model, nn.Module) or not callable(model):
             raise TaskError(f"Session: model is a {type(model).__name__}; give a function that builds the model")
         _check_unheard(config)
