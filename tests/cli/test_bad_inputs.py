@@ -264,7 +264,7 @@ MODELS = {
 FOLDERS = {
     "--out good.json": r"out = 'good.json': is a file, not a folder",
     "--out good.json/run": r"--out good.json/run: cannot be created: good.json: Not a directory",
-    "--out taken": r"out = 'taken': holds a run without a checkpoint; choose another, or .* with --resume auto",
+    "--out finished": r"out = 'finished': holds another run; choose another, or go on with --resume auto",
     "--resume nowhere": r"resume = 'nowhere': no checkpoint there",
     "--resume good.json": r"resume = 'good.json': no checkpoint there",
     "--resume damaged": r"damaged/manifest.json: damaged",

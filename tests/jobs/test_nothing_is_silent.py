@@ -14,6 +14,7 @@ import pytest
 from user_file import task_file
 
 from distcore.cli.main import main
+from distcore.files import hold
 
 pytestmark = pytest.mark.needs("distcore-tasks")
 TINY = "--model bert-tiny --max-seq-len 16 --device cpu --strategy single"
@@ -81,17 +82,46 @@ def test_a_test_that_nobody_has_said_yet_is_said(work_folder: Path, capfd: pytes
         assert out.startswith("test at step 2: loss ")
 
 
-def test_a_folder_of_a_run_that_failed_before_a_checkpoint_is_named_as_such(
+def test_a_folder_of_a_run_that_saved_nothing_is_set_aside_once_that_has_ended(
     work_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (work_folder / "run").mkdir()
     (work_folder / "run/config.yaml").write_text("data: rows.json\n")
+    held = hold(work_folder / "run/config.yaml")
+    assert held
     code, _, err = call(f"{JOB} --max-steps 2 --out run", capfd)
     assert code == 2
     assert err == (
         "error: out = 'run': holds a run without a checkpoint; choose another, or if that has ended begin it again "
-        "with --resume auto (in Python: resume='auto')\n"
+        "with --resume auto\n"
     )
+    held.close()
+    code, _, err = call(f"{JOB} --max-steps 2 --out run", capfd)
+    assert code == 0
+    assert "out = 'run': a run that ended without a checkpoint is now run.old-1\n" in err
+    assert (work_folder / "run.old-1/config.yaml").read_text() == "data: rows.json\n"
+    assert (work_folder / "run/checkpoints").exists()
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.ranks
+def test_a_script_is_started_again_in_the_folder_where_it_failed(work_folder: Path) -> None:
+    text = task_file("if '--fail' in sys.argv: raise ValueError('no')\nreturn model(batch[0])[:, 0] ** 2")
+    call_train = "train(RunConfig(strategy='ddp', nproc=2, device='cpu', lr=0.1, max_steps=2, out='run'), Own())"
+    (work_folder / "own.py").write_text(f"{text}\n{call_train}\n")
+    for flags, code in (["--fail"], 3), (["--fail"], 3), ([], 0):
+        done = subprocess.run([sys.executable, "own.py", *flags], capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stderr
+        assert (work_folder / "run/errors").exists() == bool(code), "a good run leaves no empty folder"
+    assert {path.name for path in work_folder.glob("run*")} == {"run", "run.old-1", "run.old-2"}
+    assert "ValueError" in next((work_folder / "run.old-2/errors").glob("rank-*.txt")).read_text()
+
+
+def test_a_resume_begins_a_run_that_saved_nothing_in_its_own_folder(
+    work_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (work_folder / "run").mkdir()
+    (work_folder / "run/config.yaml").write_text("data: rows.json\n")
     code, *_ = call(f"{JOB} --max-steps 2 --out run --resume auto", capfd)
     assert code == 0
     assert "max_steps: 2" in (work_folder / "run/config.yaml").read_text()

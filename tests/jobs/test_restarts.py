@@ -53,8 +53,9 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path)
 def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed/config.yaml").write_text("")
+    (tmp_path / "killed/checkpoints/step-00000001").mkdir(parents=True)
     assert main(command(tmp_path, "killed", "--max-restarts", "2")) == 2
-    assert "holds a run without a checkpoint" in capsys.readouterr().err
+    assert "holds another run" in capsys.readouterr().err
 
 
 @pytest.mark.programs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TextIO
 
 from distcore import checkpoint
 from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_rank_manifest, staging_of
@@ -39,14 +39,16 @@ class Saver:
         task_files: dict[str, str],
         files: Files | None = None,
         content: RowContent | None = None,
+        held: Sequence[TextIO | None] = (),
     ) -> None:
         """``data`` is the fingerprint of the training rows, ``task_files`` the digests of what the task saved.
 
-        ``files`` replaces the file system in tests. ``content`` is the digest of the rows, once it is known.
+        ``files`` replaces the file system in tests. ``content`` is the digest of the rows, once it is known. ``held``
+        are files that show that the run lives, until ``close``.
         """
         self._run, self._hooks = run, hooks
         self._facts = {"data": data, "task_files": task_files}
-        self._files, self._content = files or Files(), content
+        self._files, self._content, self._held = files or Files(), content, held
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None
 
@@ -67,6 +69,11 @@ class Saver:
         path = checkpoint.save(run, hooks, progress, self._folder, facts, self._files)
         self._retain(best)
         hooks.on_checkpoint(run, progress, path)
+
+    def close(self) -> None:
+        """Show others that the run is over."""
+        for file in filter(None, self._held):
+            file.close()
 
     def _states(self) -> dict[str, Any]:
         """Return the listeners' states; raises AgreementError if a rank's state differs from the main rank's."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TextIO
 
 from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint, steps_key
@@ -29,6 +31,7 @@ from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import catch_stop_signals
 from distcore.errors import StoppedError, StrategyError
+from distcore.files import hold
 from distcore.model import averages
 from distcore.model.model_source import model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
@@ -44,7 +47,7 @@ from distcore.rank_environment.network import prepare_network, spans_machines
 from distcore.resolve.complete import agree, complete, total_steps_of
 from distcore.resolve.micro_batches import cut, description, most_micro_batches
 from distcore.resolve.resolve import Resolved
-from distcore.resolve.run_folder import check_out, on_main
+from distcore.resolve.run_folder import check_out, on_main, set_aside
 
 log = logging.getLogger("distcore")
 
@@ -56,6 +59,8 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     every error that the user can correct.
     """
     check_out(resolved.config)
+    if rank_info.rank == 0:
+        set_aside(resolved.config)
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
@@ -75,10 +80,10 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     """Train in ranks that have joined; return the report. No reference to the run is left behind."""
     task = resolved.task
     run, data, saver, progress, best = begin(world, resolved, hooks, rank_info)
-    hooks.on_run_start(run, progress)
-    if world.is_main:
-        log.debug("%s", description(run.config, data))
-    with explain_mixed_devices(run, hooks), attention_of(world.device, data.train.lengths):
+    with closing(saver), explain_mixed_devices(run, hooks), attention_of(world.device, data.train.lengths):
+        hooks.on_run_start(run, progress)
+        if world.is_main:
+            log.debug("%s", description(run.config, data))
         sanity_check(run, hooks, task, data)
         meter = Meter(progress)
         progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)
@@ -106,8 +111,8 @@ def begin(
     progress, best = resume_or_start(run, hooks, task, rows, content)
     if world.is_main:
         content.continue_in_background()
-    saver = Saver(run, hooks, rows, start_folder(run, hooks, task, data), content=content)
-    return run, data, saver, progress, best
+    digests, held = start_folder(run, hooks, task, data)
+    return run, data, Saver(run, hooks, rows, digests, content=content, held=held), progress, best
 
 
 def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
@@ -195,9 +200,15 @@ def resume_or_start(
     return progress, best
 
 
-def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> dict[str, str]:
-    """Write the run folder's files before the first step; return the digests of the task's files on the main rank."""
+def start_folder(
+    run: Run, hooks: Hooks, task: BoundTask, data: Datasets
+) -> tuple[dict[str, str], list[TextIO | None]]:
+    """Write the run folder's files before the first step, on the main rank.
+
+    Returns the digests of the task's files, and config.yaml, held: others see by it that the run lives.
+    """
     digests: dict[str, str] = {}
+    held: list[TextIO | None] = []
 
     hooks.states()  # raises now, and not at the first save, for a state that is not JSON
 
@@ -206,11 +217,12 @@ def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> dic
         # "x" fails if another run took the same folder after it was checked.
         with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
             file.write(dump_config(run.config))
+        held.append(hold(out / "config.yaml"))
         digests.update(save_task_files(out, lambda folder: task.save(folder, run.config, data)))
         task.reopen(out, run.config)  # fails now rather than when the trained model is exported
 
     on_main(run, hooks, write_start_files)
-    return digests
+    return digests, held
 
 
 def fit(

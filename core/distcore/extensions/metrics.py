@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from distcore.files import hold, strict_json, write_atomically
+from distcore.files import strict_json, write_atomically
 from distcore.plugin.strategy.contract import Evaluation, Progress, Run
 from distcore.plugin.strategy.hookspecs import hookimpl
 
@@ -31,19 +31,13 @@ class Metrics:
         self._path: Path | None = None
         self._resumed_at = 0
         self._out: TextIO | None = None
-        self._held: TextIO | None = None
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
-        """Note where the file is, and from which step on its lines are replaced; hold config.yaml while the run lives.
-
-        So ``distcore report --follow`` knows that there is more to come.
-        """
+        """Note where the file is, and from which step on its lines are replaced."""
         if run.world.is_main:
-            out = Path(str(run.config.out))
-            self._path, self._resumed_at = out / self.file, progress.step
+            self._path, self._resumed_at = Path(str(run.config.out), self.file), progress.step
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._held = hold(out / "config.yaml")
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
@@ -58,19 +52,19 @@ class Metrics:
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
-        """Close the files."""
+        """Close the file."""
         self._close()
 
     @hookimpl(wrapper=True)
     def teardown(self) -> Generator[None, bool, bool]:
-        """Close the files of a run that was stopped."""
+        """Close the file of a run that was stopped."""
         self._close()
         return (yield)
 
     def _close(self) -> None:
-        for file in filter(None, (self._out, self._held)):
-            file.close()
-        self._out = self._held = None
+        if self._out is not None:
+            self._out.close()
+        self._out = None
 
     def _write(self, record: Mapping[str, object]) -> None:
         if self._path is None:

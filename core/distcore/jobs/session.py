@@ -24,7 +24,7 @@ from distcore.plugin.task.simple import Simple, given_rows
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Batch, Datasets, Direction, Losses
 from distcore.rank_environment import join
-from distcore.resolve.run_folder import check_out
+from distcore.resolve.run_folder import check_out, set_aside
 
 UNHEARD = ("eval_every", "max_restarts", "patience")
 """Keys of a run that evaluates and starts its ranks."""
@@ -65,10 +65,13 @@ class Session:
         """Join the ranks, build the model, and start the run folder or resume from it."""
         resolved, rank_info = self._resolved, self._rank_info or RankInfo()
         check_out(resolved.config)
+        if rank_info.rank == 0:
+            set_aside(resolved.config)
         with ExitStack() as stack:
             stack.enter_context(arithmetic_of(resolved.config))
             self._hooks, world = set_up(resolved, rank_info, listens=False)
             self._opened, self._data, self._saver, self._progress, _ = begin(world, resolved, self._hooks, rank_info)
+            stack.callback(self._saver.close)
             self._saved = self._progress.step
             self._stack = stack.pop_all()
         return self

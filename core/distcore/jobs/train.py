@@ -226,8 +226,9 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
     Returns their report. Raises RankError for the last failure.
     """
     from distcore.launchers.processes.cores import crowding_warning
-    from distcore.resolve.run_folder import after_failure
+    from distcore.resolve.run_folder import after_failure, set_aside
 
+    set_aside(config)
     if warning := crowding_warning(config):
         log.warning("%s", warning)
     out, restarts = Path(str(config.out)), 0

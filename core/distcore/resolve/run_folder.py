@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,8 +16,11 @@ from distcore import checkpoint
 from distcore.config import GIVEN, RunConfig, with_changes
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import ConfigError
+from distcore.files import hold, is_held
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
+
+log = logging.getLogger("distcore")
 
 
 def new_run_folder(config: RunConfig) -> str:
@@ -29,7 +35,7 @@ def new_run_folder(config: RunConfig) -> str:
 
 
 def check_out(config: RunConfig) -> None:
-    """Raise ConfigError if the run folder cannot be created, or has a run that this one does not resume.
+    """Raise ConfigError if the run folder cannot be created, or has a run that this one neither resumes nor sets aside.
 
     Creates nothing: a run that is refused for another reason must not leave a folder behind.
     """
@@ -37,12 +43,11 @@ def check_out(config: RunConfig) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
     resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
-    if (folder / "config.yaml").exists() and not resumed:
+    if (folder / "config.yaml").exists() and not resumed and not _is_left_over(folder):
         kind, verb = "a run without a checkpoint", "if that has ended begin it again"
         if has_checkpoint(folder):
             kind, verb = "another run", "go on"
-        then = f"choose another, or {verb} with --resume auto (in Python: resume='auto')"
-        raise ConfigError(f"out = {str(folder)!r}: holds {kind}; {then}")
+        raise ConfigError(f"out = {str(folder)!r}: holds {kind}; choose another, or {verb} with --resume auto")
     above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow
@@ -53,6 +58,26 @@ def check_out(config: RunConfig) -> None:
 def has_checkpoint(out: Path) -> bool:
     """Return True if the run folder has a checkpoint, whole or not."""
     return any((out / "checkpoints").glob("step-*"))
+
+
+def set_aside(config: RunConfig) -> None:
+    """Rename the run folder if an earlier run ended in it without a checkpoint, unless this run resumes it."""
+    out = Path(str(config.out))
+    if config.resume or not _is_left_over(out):
+        return
+    names = (out.with_name(f"{out.name}.old-{number}") for number in count(1))
+    aside = next(path for path in names if not path.exists())
+    out.rename(aside)
+    log.info("out = %r: a run that ended without a checkpoint is now %s", str(out), aside)
+
+
+def _is_left_over(out: Path) -> bool:
+    """Return True if a run began in the folder, saved nothing, and has ended; False where nobody can tell."""
+    file = out / "config.yaml"
+    if not file.exists() or has_checkpoint(out) or is_held(file):
+        return False
+    with hold(file) or nullcontext() as held:  # None on a file system without locks
+        return held is not None
 
 
 def after_failure(config: RunConfig) -> RunConfig:

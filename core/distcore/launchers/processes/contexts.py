@@ -24,7 +24,7 @@ from distcore.rank_environment.environment import LAUNCHER_VARIABLE
 def errors_folder(given: Path | None) -> Iterator[Path]:
     """Provide the folder for tracebacks, ``given`` or a temporary one, without files of an earlier job.
 
-    A temporary folder is removed if it stays empty. Raises ConfigError if the folder cannot be used.
+    It is removed if it stays empty. Raises ConfigError if the folder cannot be used.
     """
     folder = given.absolute() if given else Path(tempfile.mkdtemp(prefix="distcore-errors-"))
     try:
@@ -39,9 +39,8 @@ def errors_folder(given: Path | None) -> Iterator[Path]:
         for file in folder.glob("rank-*.txt"):
             if not file.stat().st_size:  # the rank had no error of its own, it was ended with the others
                 file.unlink()
-        if given is None:
-            with contextlib.suppress(OSError):  # not empty: it has a traceback to read
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # not empty: it has a traceback to read
+            folder.rmdir()
 
 
 @contextmanager
