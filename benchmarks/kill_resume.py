@@ -29,7 +29,7 @@ import psutil
 import torch
 
 from distcore import RunConfig, checkpoint, launch, registry, train
-from distcore.launchers.processes.failures import exit_on_error
+from distcore.errors import print_uncaught_on_one_line
 from distcore.testing.problem import Problem
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp": 2}
@@ -66,8 +66,8 @@ def job(strategy: str, nproc: int, out: str) -> None:
         "log_level": "error",
     }
     config = RunConfig(**settings)
-    with exit_on_error():
-        launch(train_slowly, config, nproc=nproc, errors=Path(out, "errors"))
+    print_uncaught_on_one_line()
+    launch(train_slowly, config, nproc=nproc, errors=Path(out, "errors"))
 
 
 def train_slowly(config: RunConfig) -> None:

@@ -37,7 +37,7 @@ class DistcoreError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Return one line for a program in Python: keys in place of flags, and the user's own line."""
-        place = "" if "; raised at " in str(self) else raised_at(self)
+        place = "" if re.search(r" at \S+:\d+$", str(self)) else raised_at(self)
         return [f"{type(self).__name__}: {_with_keys(str(self))}{place}"]
 
 
@@ -176,7 +176,19 @@ def raised_at(error: BaseException) -> str:
     if not (own or plugins):
         return ""
     place = (own or plugins)[0]
-    return f"; raised at {place.filename.removeprefix(f'{os.getcwd()}{os.sep}')}:{place.lineno}"
+    return f"; raised at {_place(place.filename, place.lineno)}"
+
+
+def defined_at(function: object) -> str:
+    """Return ``"; defined at FILE:LINE"`` for a function of a file, or an empty string."""
+    code = getattr(function, "__code__", None)
+    if code is None or not os.path.isfile(code.co_filename):
+        return ""
+    return f"; defined at {_place(code.co_filename, code.co_firstlineno)}"
+
+
+def _place(file: str, line: int | None) -> str:
+    return f"{file.removeprefix(f'{os.getcwd()}{os.sep}')}:{line}"
 
 
 def write_traceback(error: BaseException, folder: Path | None = None, name: str = "traceback.txt") -> Path:

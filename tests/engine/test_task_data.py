@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
-from distcore import Datasets, Ragged, RunConfig, launch, row_random, train
+from distcore import Datasets, Ragged, RunConfig, Simple, launch, row_random, train
 from distcore.checkpoint import read_tensors
 from distcore.engine.collation import difference
 from distcore.engine.loader import each_tensor
@@ -276,7 +276,7 @@ class Streams(Problem):
         (Lacks(), "task Lacks: has neither loss() nor row_loss()"),
         (NoEvaluation(), "task NoEvaluation: has none of outputs(), sums() and row_loss()"),
         (NoReport(), "task NoReport: has outputs but no report()"),
-        (PerBatch(), "row_loss() returned a tensor of shape (); expected one loss per row"),
+        (PerBatch(), "task PerBatch: row_loss() returned a tensor of shape (); expected one loss per row"),
         (NoDict(), "report() returned float; expected a dict of metrics"),
         (NoJSON(), "report() as 'matrix' returned Tensor; expected a JSON value"),
         (Undeclared(), "the report lacks 'f1', which `metrics` declares; it has ['loss']"),
@@ -561,3 +561,43 @@ def test_two_ranks_evaluate_what_one_process_does(strategy: str, tmp_path: Path,
     check_everything(many, 11)
     check_everything(one, 1)
     assert [each["answers"] for each in said] == spoken[: len(said)]
+
+
+class NoRowLoss(Simple):
+    def data(self) -> Any:
+        rows = TensorDataset(torch.ones(8, 1))
+        return rows, rows
+
+
+class NoModel(NoRowLoss):
+    def row_loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0])
+
+
+class Column(NoModel):
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [(NoRowLoss(), "task NoRowLoss: has no row_loss(model, batch), "), (NoModel(), "task NoModel: has no model(), ")],
+    ids=["row_loss", "model"],
+)
+def test_a_missing_method_is_found_before_any_process_starts(
+    task: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distcore.jobs.train.launch", lambda *given, **named: pytest.fail("ranks were started"))
+    with pytest.raises(TaskError, match=re.escape(message)):
+        train(config(tmp_path / "run", strategy="ddp", nproc=2), task)
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_of_a_wrong_shape_name_the_task_and_the_line_of_its_method(tmp_path: Path) -> None:
+    line = NoModel.row_loss.__code__.co_firstlineno
+    said = (
+        rf"task Column: row_loss\(\) returned a tensor of shape \(\d, 1\); .*; defined at .*test_task_data.py:{line}$"
+    )
+    with pytest.raises(TaskError, match=said):
+        train(config(tmp_path / "run"), Column())

@@ -159,9 +159,18 @@ AT = r"; raised at script\.py:4\n"
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("RunConfig(wrong_key=1)", r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists the keys\)"),
-        ("train(RunConfig(nproc=3, strategy='ddp', device='cpu'))", r"nproc=3: .*; use global_batch_size=33 or nproc=2"),
-        ("train(RunConfig(lora={'alpha': 8.0}))", r"lora\.alpha = 8\.0: does nothing without a rank; give lora\.rank=NAME"),
+        (
+            "RunConfig(wrong_key=1)",
+            r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists the keys\)",
+        ),
+        (
+            "train(RunConfig(nproc=3, strategy='ddp', device='cpu'))",
+            r"nproc=3: .*; use global_batch_size=33 or nproc=2",
+        ),
+        (
+            "train(RunConfig(lora={'alpha': 8.0}))",
+            r"lora\.alpha = 8\.0: does nothing without a rank; give lora\.rank=NAME",
+        ),
         ("train(RunConfig(resume='auto'))", "resume = 'auto': needs out, the folder of the run to continue"),
         ("Session(RunConfig(), 1, [])", "Session: model is a int; give a function that builds the model"),
     ],
@@ -177,4 +186,6 @@ def test_a_script_ends_with_one_line_that_names_keys_and_its_own_line(work_folde
 def test_advice_for_a_shell_stays_as_it_is_in_python() -> None:
     command = "distcore train run/config.yaml --out run --resume auto"
     error = ConfigError(f"stopped; go on with: {command}; or drop --device cpu, or use --lr")
-    assert error._render_traceback_() == [f"ConfigError: stopped; go on with: {command}; or drop device='cpu', or use lr"]
+    assert error._render_traceback_() == [
+        f"ConfigError: stopped; go on with: {command}; or drop device='cpu', or use lr"
+    ]

@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+from exits import exit_on_error
 
 from distcore.errors import DataError, DistcoreError
 from distcore.launchers import launch
-from distcore.launchers.processes.failures import exit_on_error, run_as_rank
+from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import export, join
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from exits import exit_on_error
 from torch import Tensor, nn
 
 from distcore import RunConfig, launch, train
 from distcore.config import parse_settings
-from distcore.launchers.processes.failures import exit_on_error
 from distcore.plugin.task.task import OnResume
 from distcore.testing.problem import Problem
 

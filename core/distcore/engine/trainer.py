@@ -200,9 +200,7 @@ def resume_or_start(
     return progress, best
 
 
-def start_folder(
-    run: Run, hooks: Hooks, task: BoundTask, data: Datasets
-) -> tuple[dict[str, str], list[TextIO | None]]:
+def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> tuple[dict[str, str], list[TextIO | None]]:
     """Write the run folder's files before the first step, on the main rank.
 
     Returns the digests of the task's files, and config.yaml, held: others see by it that the run lives.

@@ -132,22 +132,6 @@ def run_as_rank(
     return outcome  # type: ignore[return-value]  # None where fn left by sys.exit(0)
 
 
-@contextmanager
-def exit_on_error() -> Iterator[None]:
-    """End the program on an error as the command line does, without a traceback.
-
-    A DistcoreError prints ``error: …`` and exits with its status, Ctrl-C prints ``interrupted`` and exits with 130.
-    """
-    try:
-        yield
-    except DistcoreError as error:
-        print(error if isinstance(error, StoppedError) else f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
-
-
 def exit_now(code: int) -> NoReturn:
     """End this process at once.
 

@@ -249,11 +249,14 @@ class BoundTask:
             return own
         if not self.has("row_loss"):
             raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
-        row_loss = _logging(self._own["row_loss"], log)
+        row_loss, checked = (
+            _logging(self._own["row_loss"], log),
+            partial(checked_losses, row_loss=self._own["row_loss"]),
+        )
 
         def summed(model: nn.Module, batch: Batch) -> Losses:
             losses, others = terms(row_loss(model, batch))
-            return checked_losses(losses).sum(), {name: checked_losses(term).sum() for name, term in others.items()}
+            return checked(losses).sum(), {name: checked(term).sum() for name, term in others.items()}
 
         return summed
 
@@ -421,7 +424,7 @@ class BoundTask:
             return "outputs", self._own["outputs"]
         if not self._evaluates_its_loss:
             return None
-        return "row_loss", lambda model, batch: {"loss": checked_losses(self._row_loss(model, batch))}
+        return "row_loss", lambda model, batch: {"loss": self._row_loss(model, batch)}
 
     def _row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return ``row_loss`` alone, without additional terms and without logging."""
@@ -443,7 +446,7 @@ def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
     """Return ``row_loss`` of each row, without additional terms and without logging."""
-    return terms(_logging(row_loss, _unlogged)(model, batch))[0]
+    return checked_losses(terms(_logging(row_loss, _unlogged)(model, batch))[0], row_loss)
 
 
 def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from distcore.errors import TaskError
+from distcore.errors import TaskError, defined_at
 from distcore.files import strict_json
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -162,11 +162,12 @@ def _take(value: Tensor | Ragged, rows: Tensor) -> Tensor | Ragged:
     return value.take(rows) if isinstance(value, Ragged) else value[rows]
 
 
-def checked_losses(losses: Tensor) -> Tensor:
-    """Return the losses of rows; raises TaskError unless they are of shape ``(n,)``."""
+def checked_losses(losses: Tensor, row_loss: Callable[..., object]) -> Tensor:
+    """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for another shape than ``(n,)``."""
     if not isinstance(losses, Tensor) or losses.dim() != 1:
         given = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        raise TaskError(f"task: row_loss() returned {given}; expected one loss per row, shape (n,)")
+        task, place = type(getattr(row_loss, "__self__", None)).__name__, defined_at(row_loss)
+        raise TaskError(f"task {task}: row_loss() returned {given}; expected one loss per row, shape (n,){place}")
     return losses
 
 

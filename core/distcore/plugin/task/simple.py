@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SAMPLED = 64
 """Most rows in the digest that is there at once; ``row_bytes`` covers all rows."""
+OTHER_LOSSES = ("loss", "batch_loss", "phases", "train_step")
+"""Methods of a task that needs no ``row_loss``."""
 
 
 class Simple:
@@ -73,7 +75,14 @@ class Simple:
         return {"lr": self.lr}
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets in the form that the core asks for; raises TaskError for one without a length."""
+        """Return the datasets in the form that the core asks for; raises TaskError for one without a length.
+
+        Also for a missing method, which is found here before any process starts.
+        """
+        if type(self).row_loss is Simple.row_loss and not any(hasattr(self, name) for name in OTHER_LOSSES):
+            self.row_loss(None, None)  # type: ignore[arg-type]  # raises
+        if type(self).model is Simple.model and type(self).build_model is Simple.build_model:
+            self.model()  # raises
         sets = [given_rows(dataset, self) for dataset in self.data()]
         if not 2 <= len(sets) <= 3:
             raise TaskError(f"task {type(self).__name__}: data() returned {len(sets)} datasets; expected 2 or 3")
@@ -95,9 +104,8 @@ class Simple:
         if "loss" in metrics:
             return metrics
         from distcore.plugin.task.bound import row_losses_alone  # with torch, which is slow to import
-        from distcore.plugin.task.outputs import checked_losses
 
-        return {"loss": checked_losses(row_losses_alone(self.row_loss, model, batch)), **metrics}
+        return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
 
     def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return the mean of each metric over the rows; ``None`` without rows."""
