@@ -111,10 +111,7 @@ class RankError(DistcoreError):
 
 
 def print_uncaught_on_one_line() -> None:
-    """Have a script that a DistcoreError ends print its line alone and exit with its status, as the command line does.
-
-    A program that has an excepthook of its own keeps it.
-    """
+    """Have a script that a DistcoreError ends print its line and exit with its status, unless it has its own hook."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_uncaught
 
@@ -134,11 +131,9 @@ def _with_keys(message: str) -> str:
     """Return a message with keys in place of the flags outside of commands: ``lr=0.1`` for ``--lr 0.1``."""
 
     def key(flag: re.Match[str]) -> str:
-        name, value = flag["name"], flag["value"]
-        if not name:
-            return flag[0] if flag["command"] else ""
-        value = value and (value if value[0].isdigit() else repr(value))
-        return name.replace("-", "_") + (f"={value}" if value else "")
+        name, value = (flag["name"] or "").replace("-", "_"), flag["value"]
+        given = f"={value if value[0].isdigit() else repr(value)}" if value else ""
+        return flag["command"] or f"{name}{given}"
 
     return FLAG.sub(key, message)
 
@@ -146,9 +141,11 @@ def _with_keys(message: str) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``, or an empty string."""
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=max(1, len(names)), cutoff=0.6)
-    # To difflib alone a letter that is missing is less than one that is wrong.
-    match = next((name for name in close if _is_slip(word, name)), close[0] if close else None)
+    # To difflib alone a letter that is missing is less than one that is wrong, and the hyphens of flags are letters.
+    match = next((name for name in names if _is_slip(word, name)), None)
+    if match is None:
+        bare = {name.lstrip("-"): name for name in names}
+        match = next(map(bare.get, difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.7)), None)
     return f" (did you mean {match!r}?)" if match else ""
 
 

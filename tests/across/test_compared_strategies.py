@@ -124,7 +124,7 @@ def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
     [
         ("--strategies single,dpp", "row 'dpp': no strategy named 'dpp' .* \\(did you mean 'd"),
         ("--strategies fsdp:wrap=1,depth=1", "row 'fsdp:wrap=1,depth=1': strategy 'fsdp': unknown option 'depth'"),
-        ("--strategies fsdp:wide", "row 'fsdp:wide': strategy 'fsdp': sharding = 'wide': input should be"),
+        ("--strategies fsdp:wide", "row 'fsdp:wide': strategy 'fsdp': sharding = 'wide': expected"),
         ("--strategies ddp:3", "row 'ddp:3': strategy = 'ddp:3': 'ddp' takes no value after a colon"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from distcore.cli.commands.check import show
-from distcore.testing.findings import LAWS, Finding
+from distcore.testing.findings import LAWS, SCALE, Finding
 
 LAW = next(iter(LAWS))
 FINDINGS = [
@@ -26,4 +28,24 @@ def test_a_broken_law_is_printed_once_and_what_explains_most_of_them_first(capsy
         "broken: three, four: ValueError: boom",
         "broken: two: rank 1: in step 3",
         "1 held, 3 broken, 1 skipped",
+    ]
+
+
+def test_what_follows_from_wrong_gradients_is_one_line_below_their_diagnosis(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    diagnosis, broken = f"rank 0: {SCALE}2 times too large", partial(Finding, held=False, error=1.0, bound=0.5)
+    show([
+        broken(law="gradient", case="one", note="worst: a"),
+        broken(law="gradient", case="two", note=diagnosis),
+        broken(law="checkpoint", case="three", note="worst: b"),
+        broken(law="surprise", case="four", note="17 collectives"),
+        Finding(law="gradient", case="five", held=False, note="ValueError: boom"),
+    ])  # fmt: skip
+    assert capsys.readouterr().out.splitlines()[6:] == [
+        f"broken: two: {diagnosis}",
+        "broken: one, three: likely for the same reason",
+        "broken: four: 17 collectives",
+        "broken: five: ValueError: boom",
+        "0 held, 5 broken, 0 skipped",
     ]

@@ -145,6 +145,11 @@ def test_a_slip_of_the_keys_is_the_name_of_that_length(word: str, meant: str) ->
     assert nearest(word, ["dp", "ddp", "fsdp", "single", "deepspeed"]) == f" (did you mean {meant!r}?)"
 
 
+@pytest.mark.parametrize("word", ["--beta", "--learning", "xyzzy", "--frob"])
+def test_a_word_that_is_far_from_all_is_given_no_meaning(word: str) -> None:
+    assert nearest(word, ["--data", "--lora", "--warmup", "--lr", "--freeze", "--seed"]) == ""
+
+
 def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:
     assert {flag.key.partition(".")[0] for flag in FLAGS} | SET_ONLY == set(RunConfig.model_fields)
 

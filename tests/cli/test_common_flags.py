@@ -43,7 +43,7 @@ def test_weight_decay_and_clipping() -> None:
     [
         ("--warmup soon", "--warmup 'soon': "),
         ("--warmup 1.5", "--warmup '1.5': "),
-        ("--clip-norm 0", "--clip-norm '0': input should be greater than 0"),
+        ("--clip-norm 0", "--clip-norm '0': must be greater than 0"),
         ("--weight-decay -1", "--weight-decay '-1': "),
         ("--schedule linaer", "schedule.name = 'linaer': no such schedule (did you mean 'linear'?)"),
         ("--num-workers 3", "unknown flag '--num-workers' (here it is --set loader.workers=N)"),

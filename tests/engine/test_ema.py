@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from evaluated import evaluate_checkpoint
 from work_folder import install
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, train
 from distcore.checkpoint import Checkpoint, Tensors, read_tensors
 from distcore.checkpoint.choice import choose
 from distcore.errors import CheckpointError
-from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.jobs.evaluate import config_for
 from distcore.model.averages import decay_at
 from distcore.plugin.strategy.contract import Run, World
 from distcore.resolve.resolve import resolve

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from evaluated import evaluate_checkpoint
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -16,7 +17,6 @@ from distcore import ConfigError, RunConfig, hookimpl, train
 from distcore.checkpoint import read_tensors
 from distcore.distributed.arithmetic import arithmetic_of
 from distcore.jobs import resolve
-from distcore.jobs.evaluate import evaluate_checkpoint
 from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
 from distcore.testing.variants import Referenced

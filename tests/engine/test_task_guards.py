@@ -203,7 +203,7 @@ def test_running_statistics_mean_the_same_in_a_run_and_in_its_checkpoint(strateg
     pytest.importorskip(f"distcore_{strategy}")
     losses = launch(train_with_running_mean, strategy, tmp_path / "run", nproc=2)
     assert losses[0] == losses[1]
-    from distcore.jobs.evaluate import evaluate_checkpoint
+    from evaluated import evaluate_checkpoint
 
     saved = config(tmp_path / "again", micro_batch_size=8)
     again = evaluate_checkpoint(saved, tmp_path / "run/checkpoints/step-00000003", RunningMean())

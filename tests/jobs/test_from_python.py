@@ -66,8 +66,8 @@ class Lines(Simple):
         ({"modle": "bert-tiny"}, "RunConfig: unknown key 'modle' (did you mean 'model'?)"),
         ({"clip": {"nrom": 1.0}}, "RunConfig: unknown key 'clip.nrom' (did you mean 'norm'?)"),
         ({"weight_decay": 0.1}, "RunConfig: unknown key 'weight_decay' (did you mean 'optimizer.weight_decay'?)"),
-        ({"epochs": 0}, "RunConfig: epochs = 0: input should be greater than or equal to 1"),
-        ({"epochs": 0, "sed": 1}, "RunConfig: epochs = 0: input should be greater than or equal to 1 (and 1 more)"),
+        ({"epochs": 0}, "RunConfig: epochs = 0: must be greater than or equal to 1"),
+        ({"epochs": 0, "sed": 1}, "RunConfig: epochs = 0: must be greater than or equal to 1 (and 1 more)"),
     ],
 )
 @pytest.mark.needs("distcore-tasks")
@@ -161,7 +161,7 @@ AT = r"; raised at script\.py:4\n"
     [
         (
             "RunConfig(wrong_key=1)",
-            r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists the keys\)",
+            r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists all\)",
         ),
         (
             "train(RunConfig(nproc=3, strategy='ddp', device='cpu'))",

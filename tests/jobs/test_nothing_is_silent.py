@@ -127,13 +127,17 @@ def test_a_resume_begins_a_run_that_saved_nothing_in_its_own_folder(
     assert "max_steps: 2" in (work_folder / "run/config.yaml").read_text()
 
 
-def test_a_resume_of_a_finished_run_says_that_it_is_complete_and_what_trains_on(
+def test_a_resume_of_a_finished_run_says_that_it_trains_nothing_and_what_trains_on(
     trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = call("train --out run --resume auto", capfd)
     assert code == 0
-    assert "the run is complete; to train on, raise --epochs and add --resume-changed epochs\n" in err
+    already = "the run is already at step 2, and --epochs 2 is not beyond it"
+    assert f"{already}: nothing is trained; to go on, raise --epochs and add --resume-changed epochs\n" in err
     assert out.startswith("test at step 2: ")
+    code, _, err = call("train --out run --resume auto --max-steps 1 --resume-changed max_steps", capfd)
+    assert code == 0
+    assert "already at step 2, and --max-steps 1 is not beyond it" in err
     code, _, err = call("train --out run --resume auto --epochs 3 --resume-changed epochs", capfd)
     assert code == 0
     assert "step 3/3" in err
@@ -203,7 +207,7 @@ def test_a_run_that_is_no_better_than_the_majority_says_so_and_why_that_may_be(
 ) -> None:
     said = (
         "no better than always guessing the largest class: trained on 36 rows from random weights; what may help: more "
-        "rows, more --epochs or a higher --lr, or --model with pretrained weights\n"
+        "rows, longer training or a higher --lr, or --model with pretrained weights\n"
     )
     code, out, _ = call(f"{JOB} --lr 1e-9 --max-steps 1 --out run", capfd)
     assert code == 0
@@ -212,3 +216,21 @@ def test_a_run_that_is_no_better_than_the_majority_says_so_and_why_that_may_be(
     _, out, _ = call(f"{JOB} --lr 1e-3 --max-steps 40 --out better", capfd)
     assert json.loads((work_folder / "better/report.json").read_text())["evaluation"]["accuracy"] == 1
     assert "largest class" not in out
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.ranks
+def test_a_port_that_is_not_used_is_named(
+    work_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    code, _, err = call(f"{JOB} --max-steps 1 --strategy ddp --nproc 2 --out run", capfd)
+    assert code == 0
+    assert err.count("MASTER_PORT = 29501: is not used; ranks on this machine meet at a port that is free\n") == 1
+
+
+def test_files_of_which_one_would_win_are_refused(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = "error: --data: given 2 times; several files are one value: a.csv,b.csv\n"
+    assert call("train --data a.csv --data=b.csv", capfd) == (2, "", said)
+    code, *_ = call(f"{JOB} --data rows.json --model bert-mini --model bert-tiny --dry-run", capfd)
+    assert code == 0

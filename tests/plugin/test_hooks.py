@@ -145,14 +145,12 @@ def test_an_unknown_option_names_the_nearest_and_all() -> None:
 
 
 def test_an_option_of_the_wrong_type_names_option_value_and_rule() -> None:
-    with pytest.raises(StrategyError, match=r"strategy 'mine': bucket_mb = 'big': input should be a valid integer"):
+    with pytest.raises(StrategyError, match=r"strategy 'mine': bucket_mb = 'big': expected a valid integer"):
         build("strategy", "mine", Options, {"bucket_mb": "big"})
 
 
 def test_an_option_of_several_types_has_the_rules_of_all() -> None:
-    with pytest.raises(
-        StrategyError, match=r"'mine': overlap = 'maybe': .* valid boolean.* or input should be 'auto'$"
-    ):
+    with pytest.raises(StrategyError, match=r"'mine': overlap = 'maybe': .* valid boolean.* or 'auto'$"):
         build("strategy", "mine", Options, {"overlap": "maybe"})
     assert [option.type for option in options_of(Options)] == ["int", "bool | 'auto'"]
 

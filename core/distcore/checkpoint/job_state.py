@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -185,16 +184,13 @@ def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
     """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``; empty: it has the same."""
     configs = saved_config(job_state, path), run.config
     saved, now = (config.model_dump(mode="json") for config in configs)
-    if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not _has_dropout(run.module):
+    has_dropout = any(isinstance(part, _DropoutNd) and part.p for part in run.module.modules())
+    if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not has_dropout:
         return ""  # a change of the masks' kind is said where it is chosen
     keys = MASKED_BY if saved["strategy"] == now["strategy"] else MASKED_BY[:-1]
     pairs = [(key, _lookup(saved, key), _lookup(now, key)) for key in keys]
     pairs.append(("padding of rows", configs[0].pads_rows, run.config.pads_rows))
     return ", ".join(f"{key} was {then!r} and is {value!r}" for key, then, value in pairs if then != value)
-
-
-def _has_dropout(module: nn.Module) -> bool:
-    return any(isinstance(part, _DropoutNd) and part.p for part in module.modules())
 
 
 def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:

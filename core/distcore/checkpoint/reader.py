@@ -63,9 +63,8 @@ class Checkpoint:
             rows = _rows_around(entry, start, count)
             block = self._assemble(name, entry, rows).reshape(-1)
             return block[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
-        parts = [
-            self._read_overlap(entry, piece, start, count) for piece in entry.pieces if _overlap(piece, start, count)
-        ]
+        pieces = [p for p in entry.pieces if p.start < start + count and start < p.start + p.count]
+        parts = [self._read_overlap(entry, piece, start, count) for piece in pieces]
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -193,7 +192,3 @@ def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
     row = math.prod(entry.shape[1:]) or 1
     first, last = start // row, -(-(start + count) // row)
     return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))
-
-
-def _overlap(piece: PieceEntry, start: int, count: int) -> bool:
-    return piece.start < start + count and start < piece.start + piece.count

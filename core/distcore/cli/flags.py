@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Container, Sequence
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ LEVELS = "debug|info|warning|error"
 
 GROUPS: dict[str, list[Flag]] = {
     "what is trained": [
-        Flag("--task", "NAME", "auto", "a task, or file.py:Class; see distcore tasks; auto: the installed default"),
+        Flag("--task", "NAME", "auto", "a task, or file.py:Class; see distcore tasks; auto: the installed default")
     ],
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
@@ -119,11 +119,16 @@ def flags_of_others() -> dict[str, str]:
 
 
 def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence[Flag] = ()) -> None:
-    """Raise ConfigError where a flag is followed by several values, as in ``--lr 0.001 0.003``.
+    """Raise ConfigError where a flag has several values, as in ``--lr 0.001 0.003`` or ``--data a.csv --data b.csv``.
 
     ``known`` are the flags of the command, ``of_task`` those of the task among them; only a command that has
     ``--sweep`` knows what to do with several values.
     """
+    for flag in of_task:
+        typed = [word.partition("=")[2] or after for word, after in pairwise([*argv, ""])
+                 if word.partition("=")[0] == flag.name]  # fmt: skip
+        if len(set(typed)) > 1 and all(Path(value).suffix for value in typed):
+            raise ConfigError(f"{flag.name}: given {len(typed)} times; several files are one value: {','.join(typed)}")
     groups = [flags for title, flags in GROUPS.items() if title != "run folder"]
     swept = chain(*groups, of_task) if "--sweep" in known else ()
     keys = {flag.name: flag.key.removeprefix(OPTION) for flag in swept}

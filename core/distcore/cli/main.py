@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from distcore import __version__
 from distcore.cli.commands import command_module, summaries
 from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
@@ -116,7 +117,7 @@ def top_parser() -> Parser:
         epilog=f"commands:\n{commands}\n\ndistcore COMMAND --help explains a command.",
     )
     top.formatter_class = _TopHelp
-    top.add_argument("--version", action="version", version=f"distcore {_version()}")
+    top.add_argument("--version", action="version", version=f"distcore {__version__}")
     add_block_flag(top)
     # Some launchers put it before the arguments of a module.
     top.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -160,12 +161,6 @@ def block(given: list[str]) -> None:
 
         names = [os.environ.get(BLOCK_VARIABLE, ""), *(text.removeprefix("no:") for text in given)]
         os.environ[BLOCK_VARIABLE] = ",".join(filter(None, names))
-
-
-def _version() -> str:
-    from distcore import __version__
-
-    return __version__
 
 
 def _fail(message: str, code: int) -> int:

@@ -94,8 +94,9 @@ class PluginsTable:
 
         for remark in self.remarks(facts):
             say(console, f"{facts['name']}: {remark}")
+        short = {facts.get("shorthand"): f" Short form: {facts['name']}:VALUE."}
         rows = [
-            (it["name"], it["type"], it["default"] or "required", it["doc"] + _short_form(facts, it))
+            (it["name"], it["type"], it["default"] or "required", it["doc"] + short.get(it["name"], ""))
             for it in facts["options"]
         ]
         if rows:
@@ -120,7 +121,3 @@ class PluginsTable:
 def _common(name: str, offered: list[EntryPoint]) -> Description:
     origin = " and ".join(registry.distribution(entry) for entry in offered) or name.partition(":")[0]
     return {"name": name, "distribution": origin, "importable": True, "reason": None}
-
-
-def _short_form(facts: Description, option: Description) -> str:
-    return f" Short form: {facts['name']}:VALUE." if option["name"] == facts.get("shorthand") else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
@@ -10,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from distcore.config.short_keys import OPTIONS, option_names
 from distcore.errors import nearest
 
-HELP = "distcore train --help lists the flags"
 _BRANCHES = {"int", "float", "bool", "str", "none"}
 _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
 
@@ -23,7 +23,14 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
     problems = error.errors()
     path = _keys(problems[0]["loc"])
     rules = (p["msg"].removeprefix("Value error, ").lower() for p in problems if _keys(p["loc"]) == path)
-    return path, problems[0]["input"], " or ".join(dict.fromkeys(rules))
+    return path, problems[0]["input"], _plain(" or ".join(dict.fromkeys(rules)))
+
+
+def _plain(rules: str) -> str:
+    """Return pydantic's rules in this program's words: ``expected a valid number or 'auto'``."""
+    rules = re.sub(r", unable to (parse \w+ as an? \w+|interpret input)", "", rules)
+    rules = re.sub(r"input should be (?=greater|less)", "must be ", rules)
+    return rules.replace("input should be ", "expected ").replace(" or expected ", " or ")
 
 
 def explain(
@@ -45,8 +52,8 @@ def explain(
     more = f" (and {others} more)" if others else ""
     if unknown:
         known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-        lists = "help(distcore.RunConfig) lists the keys" if source == "RunConfig" else HELP
-        hint = nearest(path[-1], known) or _deeper(model, path[-1]) or f" ({lists})"
+        asked = "help(distcore.RunConfig)" if source == "RunConfig" else "distcore train --help"
+        hint = nearest(path[-1], known) or _deeper(model, path[-1]) or f" ({asked} lists all)"
         return f"{source}: unknown key {where!r}{hint}{more}"
     return f"{source}: {where} = {value!r}: {rules}{more}"
 

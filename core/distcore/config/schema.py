@@ -118,10 +118,7 @@ class Schedule(_Tree):
         "step", description="when the rate changes; epoch: it stays through an epoch as it was at its first step"
     )
     decay_ratio: float = Field(
-        0.1,
-        gt=0,
-        le=1,
-        description="last part of the steps, in which warmup_stable_decay falls to 0",
+        0.1, gt=0, le=1, description="last part of the steps, in which warmup_stable_decay falls to 0"
     )
 
     @model_validator(mode="before")
@@ -291,14 +288,12 @@ class RunConfig(_Tree):
         0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
     )
     deterministic: bool = Field(
-        False,
-        description="only algorithms that repeat themselves bit for bit; an operation without one ends the run",
+        False, description="only algorithms that repeat themselves bit for bit; an operation without one ends the run"
     )
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
     extensions: dict[str, bool | dict[str, Any]] = Field(
-        default_factory=dict,
-        description="name, or file.py:Class, to true, false or its options",
+        default_factory=dict, description="name, or file.py:Class, to true, false or its options"
     )
     data_guard_steps: int = Field(
         2, ge=0, description="first steps in which ranks compare rows and weights, and collate again"

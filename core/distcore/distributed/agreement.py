@@ -175,21 +175,14 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | No
     except (OSError, CheckpointError, TaskError) as error:
         failure = error
     words = _describe(what, failure).encode()
-    device = run.world.device
-    gathered = hooks.gather_outputs(
-        run,
-        {
-            "size": torch.tensor([len(words)], device=device),
-            "kind": torch.tensor([_KINDS.index(_kind_of(failure))], device=device),
-            "words": torch.tensor(list(words), dtype=torch.long, device=device),
-        },
-    )
-    sizes = gathered["size"].tolist()
-    if any(sizes):
+    kind = next((number for number, kind in enumerate(_KINDS) if isinstance(failure, kind)), -1)
+    mine = {"size": [len(words)], "kind": [kind], "words": list(words)}
+    tensors = {name: torch.tensor(part, dtype=torch.long, device=run.world.device) for name, part in mine.items()}
+    gathered = {name: part.tolist() for name, part in hooks.gather_outputs(run, tensors).items()}
+    if any(sizes := gathered["size"]):
         first = next(rank for rank, size in enumerate(sizes) if size)
-        raise _KINDS[gathered["kind"].tolist()[first]](
-            bytes(gathered["words"].tolist()[: sizes[first]]).decode()
-        ) from failure
+        message = bytes(gathered["words"][: sizes[first]]).decode()
+        raise _KINDS[gathered["kind"][first]](message) from failure
     return result  # type: ignore[return-value]  # there was no failure, so this is what action returned
 
 
@@ -199,12 +192,8 @@ def _digest(fact: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-_KINDS: tuple[type[DistcoreError], ...] = (CheckpointError, DamagedError, TaskError)
-"""Exceptions of ``on_all_ranks``; ranks send each other the index in this tuple."""
-
-
-def _kind_of(failure: Exception | None) -> type[DistcoreError]:
-    return next((kind for kind in (DamagedError, TaskError) if isinstance(failure, kind)), CheckpointError)
+_KINDS: tuple[type[DistcoreError], ...] = (DamagedError, TaskError, CheckpointError)
+"""Exceptions of ``on_all_ranks``; ranks send each other the index in this tuple, the last one's for all others."""
 
 
 def _describe(what: str, failure: Exception | None) -> str:

@@ -68,7 +68,10 @@ class LocalState:
         for part in self._parts(name):
             if isinstance(part, Tensor):
                 return part[_slices(offset, size, [0] * len(size))]
-            if isinstance(part, Box) and _inside(part, offset, size):
+            if not isinstance(part, Box):
+                continue
+            places = zip(offset, size, part.offset, part.values.shape, strict=True)
+            if all(a <= o and o + n <= a + m for o, n, a, m in places):
                 return part.values[_slices(offset, size, part.offset)]
         raise self._refusal(name, f"{list(size)} at {list(offset)}")
 
@@ -103,11 +106,6 @@ class LocalState:
             f"strategy {self._hooks.name!r}: load_checkpoint() asks for {what} of {name!r}, which save_checkpoint() "
             f"did not return on rank {self._run.world.rank}; it cannot declare ema"
         )
-
-
-def _inside(box: Box, offset: Sequence[int], size: Sequence[int]) -> bool:
-    places = zip(offset, size, box.offset, box.values.shape, strict=True)
-    return all(a <= o and o + n <= a + m for o, n, a, m in places)
 
 
 def _slices(offset: Sequence[int], size: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:

@@ -195,16 +195,14 @@ def resume_or_start(
         log.info("resumed from %s at step %d", path, progress.step)
         if progress.step >= run.total_steps:
             key = steps_key(run.config)
-            flag = key.replace("_", "-")
-            log.info("the run is complete; to train on, raise --%s and add --resume-changed %s", flag, key)
+            flag, most = f"--{key.replace('_', '-')}", getattr(run.config, key)
+            already = f"the run is already at step {progress.step}, and {flag} {most} is not beyond it"
+            log.warning("%s: nothing is trained; to go on, raise %s and add --resume-changed %s", already, flag, key)
     return progress, best
 
 
 def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> tuple[dict[str, str], list[TextIO | None]]:
-    """Write the run folder's files before the first step, on the main rank.
-
-    Returns the digests of the task's files, and config.yaml, held: others see by it that the run lives.
-    """
+    """Write the first files on the main rank; return digests of the task's, and config.yaml, held while the run lives."""
     digests: dict[str, str] = {}
     held: list[TextIO | None] = []
 

@@ -13,7 +13,7 @@ from distcore.errors import DistcoreError
 from distcore.launchers.processes.cores import available_cores, crowding_warning, threads_per_rank
 from distcore.model.model_source import model_source
 from distcore.model.optim import freeze, optimizer_factory
-from distcore.plugin.batching.sampling import BatchPlan, training_plan
+from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.memory import PlansMemory
 from distcore.plugin.task.task import Datasets
 from distcore.rank_environment import join
@@ -46,7 +46,10 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     yield from _memory(completed, data)
     yield f"steps: {plan.steps} per epoch, {total_steps} in total, {config.global_batch_size} rows each"
     for rank in range(ranks):
-        yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
+        micros = plan.split(0, 0, rank, ranks)
+        rows = ", ".join("0" if micro.is_padding else str(len(micro.indices)) for micro in micros)
+        step = f"first step has {len(micros)} micro-batch(es), of {rows} rows"
+        yield f"rank {rank} on {_device(config, rank)}: {step}"
 
 
 def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
@@ -60,12 +63,6 @@ def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
         held = strategy.plan_memory(config, meta_model, int(config.nproc), optimizer_factory(config))
         what = "parameters, gradients and optimizer state"
         yield f"memory: {held.states / 2**20:,.1f} MiB per rank for {what}, without activations (see distcore plan)"
-
-
-def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
-    micros = plan.split(0, 0, rank, ranks)
-    rows = ", ".join("0" if micro.is_padding else str(len(micro.indices)) for micro in micros)
-    return f"first step has {len(micros)} micro-batch(es), of {rows} rows"
 
 
 def _device(config: RunConfig, rank: int) -> str:

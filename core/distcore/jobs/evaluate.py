@@ -27,7 +27,7 @@ from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.batching.token_budget import SIZELESS
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.task import Datasets, Task
+from distcore.plugin.task.task import Datasets
 from distcore.rank_environment import join
 from distcore.resolve import tasks
 from distcore.resolve.resolve import Resolved
@@ -68,7 +68,7 @@ def _show(resolved: Resolved, rank_info: RankInfo, path: Path, chosen: str, as_j
     set_up_logging(resolved.config, rank_info.rank)
     if rank_info.rank == 0:
         print(f"evaluating {chosen}", file=sys.stderr)
-    report = _evaluate(resolved, rank_info, path)
+    report = evaluate_as_rank(resolved, rank_info, path)
     if rank_info.rank:
         return
     if as_json:
@@ -77,16 +77,8 @@ def _show(resolved: Resolved, rank_info: RankInfo, path: Path, chosen: str, as_j
         show_evaluation(path.name, report["evaluation"])
 
 
-def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None) -> dict[str, Any]:
-    """Evaluate the weights of the checkpoint ``path`` on the test rows of ``config``; every rank gets the same report.
-
-    Call it in every rank that a launcher started, or in a single process. ``task`` overrides the config's. Raises
-    DistcoreError, one line.
-    """
-    return _evaluate(resolve_here(config, training=False, task=task), join(os.environ) or RankInfo(), path)
-
-
-def _evaluate(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
+def evaluate_as_rank(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
+    """Evaluate a checkpoint as one rank; every rank calls and gets the same report."""
     hooks, world = set_up(resolved, rank_info)
     with arithmetic_of(resolved.config):
         report = _evaluate_in(world, resolved, hooks, rank_info, path)

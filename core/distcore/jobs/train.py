@@ -231,6 +231,8 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
     set_aside(config)
     if warning := crowding_warning(config):
         log.warning("%s", warning)
+    if port := os.environ.get("MASTER_PORT"):
+        log.warning("MASTER_PORT = %s: is not used; ranks on this machine meet at a port that is free", port)
     out, restarts = Path(str(config.out)), 0
     while True:
         try:

@@ -21,6 +21,7 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
 log = logging.getLogger("distcore")
+UNKNOWN = "a run without a checkpoint", "if that has ended begin it again"
 
 
 def new_run_folder(config: RunConfig) -> str:
@@ -44,10 +45,8 @@ def check_out(config: RunConfig) -> None:
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
     resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
     if (folder / "config.yaml").exists() and not resumed and not _is_left_over(folder):
-        kind, verb = "a run without a checkpoint", "if that has ended begin it again"
-        if has_checkpoint(folder):
-            kind, verb = "another run", "go on"
-        raise ConfigError(f"out = {str(folder)!r}: holds {kind}; choose another, or {verb} with --resume auto")
+        run, verb = ("another run", "go on") if has_checkpoint(folder) else UNKNOWN
+        raise ConfigError(f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto")
     above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow

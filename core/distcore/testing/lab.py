@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 HUGE = 1e9
 """A clipping norm that no gradient reaches: the step reports the norm of the gradient and clips nothing."""
-BY_TOKENS: dict[str, Any] = {
-    "micro_batch_size": "auto",
-    "micro_batch_tokens": 30,
-    "loader": {"forward_tokens": 3},
-}
+BY_TOKENS: dict[str, Any] = {"micro_batch_size": "auto", "micro_batch_tokens": 30, "loader": {"forward_tokens": 3}}
 """Changes to ``Lab.config`` for steps with different numbers of micro-batches and of rows in a micro-batch."""
 PATIENCE = 30.0
 """Seconds that a rank waits in ``Lab.share`` for the others."""

@@ -77,12 +77,7 @@ class Classifier(nn.Module):
     """How strategies that split layers over ranks split these, in the words of transformers' plans."""
 
     def __init__(
-        self,
-        dropout: float = 0.0,
-        tied: bool = False,
-        unused: bool = False,
-        blocks: int = 2,
-        repeated: bool = False,
+        self, dropout: float = 0.0, tied: bool = False, unused: bool = False, blocks: int = 2, repeated: bool = False
     ) -> None:
         """Initialize the weights from torch's random state.
 

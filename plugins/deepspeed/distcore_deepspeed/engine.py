@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, hookimpl
@@ -48,8 +49,20 @@ def prepare(
         flat_buffers.copy_weights(checkpoint.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
         defaults.results_in_fp32(engine)
     if run.config.clip.value is not None and engine.zero_optimization_stage() > 0:
-        defaults.clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
+        clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
     return prepared
+
+
+def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> None:
+    """Have ``optimizer`` clip gradients to ``[-limit, limit]`` at the start of each of its steps.
+
+    DeepSpeed averages and unscales gradients inside its step, where no one else can clip them.
+    """
+
+    def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        nn.utils.clip_grad_value_([p for group in stepped.param_groups for p in group["params"]], limit)
+
+    optimizer.register_step_pre_hook(clip)
 
 
 def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:

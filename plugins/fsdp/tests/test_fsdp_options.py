@@ -66,7 +66,7 @@ def test_a_shard_size_without_hybrid_is_refused():
 
 
 def test_an_unknown_sharding_lists_the_known():
-    with pytest.raises(StrategyError, match=r"sharding = 'half': input should be 'full', 'grad', 'hybrid' or 'none'"):
+    with pytest.raises(StrategyError, match=r"sharding = 'half': expected 'full', 'grad', 'hybrid' or 'none'"):
         resolve_options(sharding="half")
 
 

@@ -115,7 +115,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, mess
 
 
 def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(StrategyError, match="pp_schedule = 'dual': input should be '1f1b', 'gpipe' or 'interleaved'"):
+    with pytest.raises(StrategyError, match="pp_schedule = 'dual': expected '1f1b', 'gpipe' or 'interleaved'"):
         resolve_options(pp=2, pp_schedule="dual")
 
 

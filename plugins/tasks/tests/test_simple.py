@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from evaluated import evaluate_checkpoint
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from distcore import RunConfig, Simple, train
 from distcore.cli.main import main
 from distcore.errors import ConfigError, StrategyError, TaskError
-from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.jobs.evaluate import config_for
 from distcore.resolve import tasks
 
 pytestmark = pytest.mark.programs  # its runs are whole ones

@@ -15,13 +15,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from evaluated import evaluate_checkpoint
 
 from distcore import OptimizerFactory, PreparedModel, Progress, RankInfo, Run, RunConfig, hookimpl, train
 from distcore.engine import prefetch as ahead
 from distcore.engine import trainer
 from distcore.engine.loop import steps
 from distcore.errors import DistcoreError, TaskError
-from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.jobs.evaluate import config_for
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve import strategies

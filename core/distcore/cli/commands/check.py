@@ -16,6 +16,7 @@ SUMMARY = "measure the laws against a strategy or a task"
 
 BROKEN = 1
 """Exit code if a case is broken."""
+LAW_6 = "distcore's own tests and benchmarks/kill_resume.py measure it, by killing runs"
 COLORS = {"held": "green", "broken": "red", "skipped": "yellow"}
 """Of the verdicts."""
 
@@ -36,27 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Exit code 0 if no case is broken, else 1; declared exemptions are skipped."""
-    settings = parse_settings(arguments.set)
-    findings, facts = _of_task(arguments, settings) if arguments.task else _of_strategy(arguments, settings)
+    findings, facts = _measure(arguments, parse_settings(arguments.set))
     if arguments.json:
         print(json.dumps([asdict(finding) | {"verdict": finding.verdict} | facts for finding in findings], indent=1))
     else:
         show(findings)
         for version in facts.values():
-            print(f"written for hook-spec version {version}")
+            print(f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version {version}")
     return BROKEN if any(finding.held is False for finding in findings) else 0
 
 
-def _of_task(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
-    from distcore.testing.runner import check_task
+def _measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
+    """Return the findings and, of a strategy, for which version of the hook specs it was written."""
+    from distcore.testing.runner import check_task, measure, subject_of
 
-    return check_task(arguments.task, settings, only=arguments.case), {}
-
-
-def _of_strategy(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
-    """Return the findings, and for which version of the hook specs the strategy was written."""
-    from distcore.testing.runner import measure, subject_of
-
+    if arguments.task:
+        return check_task(arguments.task, settings, only=arguments.case), {}
     subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
     declared = subject.strategy().capabilities
     return measure([subject])[0], {"spec_version": declared.spec_version}
@@ -67,7 +63,7 @@ def show(findings: list[Finding]) -> None:
     from rich.text import Text
 
     from distcore.tables import print_cells, say, stdout_console
-    from distcore.testing.findings import LAWS
+    from distcore.testing.findings import LAWS, SCALE
 
     console = stdout_console()
     rows = [
@@ -81,12 +77,14 @@ def show(findings: list[Finding]) -> None:
         for finding in findings
     ]
     print_cells(console, ("law", "case", "", "error", "bound"), rows)
+    explains = any(SCALE in finding.note for finding in findings if finding.held is False)
     for verdict in ("skipped", "broken"):
         reasons: dict[str, list[str]] = {}
         for finding in findings:
             if finding.verdict == verdict:
-                reasons.setdefault(finding.note, []).append(finding.case)
-        for reason, cases in sorted(reasons.items(), key=lambda one: -len(one[1])):  # what explains most, first
+                follows = explains and SCALE not in finding.note and finding.error and LAWS[finding.law] in (2, 3, 5)
+                reasons.setdefault("likely for the same reason" if follows else finding.note, []).append(finding.case)
+        for reason, cases in sorted(reasons.items(), key=lambda one: (SCALE not in one[0], -len(one[1]))):
             say(console, f"{verdict}: {', '.join(cases)}: {reason}")
     counts = {word: sum(finding.verdict == word for finding in findings) for word in COLORS}
     say(console, ", ".join(f"{count} {word}" for word, count in counts.items()))

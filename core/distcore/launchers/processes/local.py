@@ -179,7 +179,9 @@ def _wait(job: _Launch, ranks: PContext) -> list[Any]:
     while not job.stop.wait(POLL):
         if job.signals and not passed_on:
             passed_on, deadline = True, min(deadline, time.monotonic() + job.grace_period)
-            _forward_sigterm(pids)
+            for pid in pids.values():
+                with contextlib.suppress(ProcessLookupError):  # the rank has ended
+                    os.kill(pid, signal.SIGTERM)
         if dead := _exit_codes(pids):
             _raise_for(job, _wait_for_culprit(job, pids, dead))
         # torchelastic ends all ranks at the first death that it sees, before the cause is known. So it is asked only
@@ -196,12 +198,6 @@ def _wait(job: _Launch, ranks: PContext) -> list[Any]:
                 raise SystemExit(128 + job.signals[0])
             raise RankError(f"{job.nproc} rank(s) did not end within their time limit and were stopped")
     raise RankError("stopped")
-
-
-def _forward_sigterm(pids: dict[int, int]) -> None:
-    for pid in pids.values():
-        with contextlib.suppress(ProcessLookupError):  # the rank has ended
-            os.kill(pid, signal.SIGTERM)
 
 
 def _exit_codes(pids: dict[int, int]) -> dict[int, int]:

@@ -103,18 +103,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
     return norm
 
 
-def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> None:
-    """Have ``optimizer`` clip gradients to ``[-limit, limit]`` at the start of each of its steps.
-
-    For a backend that averages and unscales gradients inside its step, where no one else can clip them.
-    """
-
-    def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        nn.utils.clip_grad_value_([p for group in stepped.param_groups for p in group["params"]], limit)
-
-    optimizer.register_step_pre_hook(clip)
-
-
 def results_in_fp32(model: nn.Module) -> None:
     """Have a model with 16-bit parameters return its floating-point outputs in fp32, as it would under autocast.
 

@@ -197,7 +197,7 @@ class BoundTask:
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
         """Have ``module`` skip padding; return a function that undoes it."""
-        undo: Callable[[], None] = self._call("enable_padding_free", _nothing, module)
+        undo: Callable[[], None] = self._call("enable_padding_free", lambda: None, module)
         return undo
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
@@ -451,7 +451,3 @@ def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: B
 
 def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:
     return partial(loss, log=log) if "log" in inspect.signature(loss).parameters else loss
-
-
-def _nothing() -> None:
-    """Undo nothing."""

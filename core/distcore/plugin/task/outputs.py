@@ -32,7 +32,8 @@ class Collected:
 
     def take(self, rows: Tensor) -> Collected:
         """Return row numbers and outputs at the positions ``rows``, int64, shape ``(m,)``, and the same sums."""
-        outputs = {name: _take(value, rows) for name, value in self.outputs.items()}
+        each = self.outputs.items()
+        outputs = {name: value.take(rows) if isinstance(value, Ragged) else value[rows] for name, value in each}
         return Collected(index=self.index[rows], outputs=outputs, sums=self.sums)
 
 
@@ -156,10 +157,6 @@ def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
             "return a distcore.Ragged, pad them to a fixed length, or return a number per row"
         )
     return torch.cat(tensors)
-
-
-def _take(value: Tensor | Ragged, rows: Tensor) -> Tensor | Ragged:
-    return value.take(rows) if isinstance(value, Ragged) else value[rows]
 
 
 def checked_losses(losses: Tensor, row_loss: Callable[..., object]) -> Tensor:

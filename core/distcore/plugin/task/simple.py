@@ -75,10 +75,7 @@ class Simple:
         return {"lr": self.lr}
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets in the form that the core asks for; raises TaskError for one without a length.
-
-        Also for a missing method, which is found here before any process starts.
-        """
+        """Return the datasets in the form that the core asks for; raises TaskError for a missing length or method."""
         if type(self).row_loss is Simple.row_loss and not any(hasattr(self, name) for name in OTHER_LOSSES):
             self.row_loss(None, None)  # type: ignore[arg-type]  # raises
         if type(self).model is Simple.model and type(self).build_model is Simple.build_model:

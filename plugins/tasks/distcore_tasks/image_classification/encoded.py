@@ -76,7 +76,11 @@ def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
         for number, (image, label) in enumerate(records, 1):
             yield image
             if words and type(label) is int and label not in range(len(words)):
-                raise row_error(name, number, f"label {label} is out of range: the file names {len(words)} classes")
+                raise row_error(
+                    name,
+                    number,
+                    f"label {label} is out of range: the file names {len(words)} classes, 0 to {len(words) - 1}",
+                )
             labels.append(words[label] if words and type(label) is int else label)
             if problem := label_problem(labels[-1], labels[0]):
                 raise row_error(name, number, problem)

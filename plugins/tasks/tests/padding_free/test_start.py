@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from evaluated import evaluate_checkpoint
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, train
-from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.jobs.evaluate import config_for
 from distcore.plugin.task.datasets import own_padding
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve

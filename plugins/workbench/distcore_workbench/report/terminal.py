@@ -16,6 +16,8 @@ from distcore_workbench.report.side_by_side import cells, headings
 
 BARS = "▁▂▃▄▅▆▇█"
 """Eighths of a line's height."""
+CONSTANT = "─"
+"""Of the line of a baseline."""
 WIDEST = 60
 """Characters of a sparkline."""
 NUMBERS = ("last", "least", "most")
@@ -61,7 +63,7 @@ def show_curves(content: Content, console: Console) -> None:
     for heading, width in zip(NUMBERS, widths, strict=True):
         table.add_column(heading, justify="right", no_wrap=True, width=width)
     for (curve, run, *numbers), points in rows:
-        line = sparkline(points, span, room)
+        line = sparkline(points, span, room) or CONSTANT * room
         table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))  # a name is no markup
     console.print(table)
 

@@ -194,6 +194,15 @@ def test_what_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
     assert [point.step for point in norm.curves[0].points][:3] == [10, 30, 40]
 
 
+def test_a_baseline_is_a_level_line_in_the_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = runs / "runs/first/metrics.jsonl"
+    constants = {"eval/accuracy": 0.5, "eval/majority_accuracy": 0.25}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line | constants) + "\n" for line in lines))
+    (drawn,) = (line for line in shown(capsys, "runs/first") if line.startswith("majority"))
+    assert re.fullmatch(r"majority accuracy +─{5,} +0\.25 +0\.25 +0\.25", drawn)
+
+
 def test_memory_is_in_mib(runs: Path) -> None:
     lines = [json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
     (memory,) = [chart for chart in charts_of([lines]) if chart.title == "peak memory, MiB"]

@@ -112,7 +112,7 @@ def remark(metrics: Mapping[str, object], facts: Mapping[str, object], from_scra
     weights, other = (" from random weights", ", or --model with pretrained weights") if from_scratch else ("", "")
     return {
         "remark": f"no better than always guessing the largest class: {rows}{weights}; what may help: more rows, "
-        f"more --epochs or a higher --lr{other}"
+        f"longer training or a higher --lr{other}"
     }
 
 
