@@ -202,7 +202,7 @@ def resume_or_start(
 
 
 def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> tuple[dict[str, str], list[TextIO | None]]:
-    """Write the first files on the main rank; return digests of the task's, and config.yaml, held while the run lives."""
+    """Write the first files on the main rank; return the digests of the task's, and config.yaml, held by the run."""
     digests: dict[str, str] = {}
     held: list[TextIO | None] = []
 
