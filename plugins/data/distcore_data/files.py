@@ -15,11 +15,14 @@ from itertools import chain
 from pathlib import Path
 
 from distcore import DataError, nearest
-from distcore_data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, unreadable
+from distcore_data.filters import Filtered
+from distcore_data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, row_error, unreadable
 from distcore_data.splits import Split
 
-Source = Path | Split
-"""Where rows come from: data files, or a split of a dataset of the library ``datasets``."""
+Source = Path | Split | Filtered
+"""Where rows come from: data files, a split of a dataset of the library ``datasets``, or some of their rows."""
+FILTER = "filter.column"
+"""The config key that names the column of a filter."""
 
 
 def read_records(source: Source, columns: Columns) -> Iterator[Record]:
@@ -33,9 +36,25 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     list, one row group of a Parquet file, one line of other files, or some rows of a split.
     """
     check_source(source)
+    if isinstance(source, Filtered):
+        return _kept(source, columns)
     if isinstance(source, Split):
         return read_arrow(source_name(source), source.files, columns)
     return chain.from_iterable(READERS[format_of(file)](file, columns) for file in files_of(source))
+
+
+def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
+    name, rows = source_name(source.source), 0
+    for number, (*record, value) in enumerate(read_records(source.source, {**columns, FILTER: source.column}), 1):
+        try:
+            keeps = source.keeps(value)
+        except ValueError as error:
+            raise row_error(name, number, str(error)) from None
+        if keeps:
+            rows += 1
+            yield tuple(record)
+    if not rows:
+        raise DataError(f"{name}: {source.column} of no row matches {source.matches!r}; change filter.matches")
 
 
 def files_of(source: Path) -> list[Path]:
@@ -51,16 +70,22 @@ def files_of(source: Path) -> list[Path]:
 
 def data_format(source: Source) -> str:
     """Return the format of the rows: the extension of the files without that of their compression, or ``.arrow``."""
+    if isinstance(source, Filtered):
+        return data_format(source.source)
     return source.suffix if isinstance(source, Split) else next(map(format_of, files_of(source)), "")
 
 
 def source_name(source: Source) -> str:
     """Return the name of the source in messages: ``data file reviews.csv``, ``dataset reviews@train``."""
-    return f"{'dataset' if isinstance(source, Split) else 'data file'} {source}"
+    rows = source.source if isinstance(source, Filtered) else source
+    return f"{'dataset' if isinstance(rows, Split) else 'data file'} {source}"
 
 
 def check_source(source: Source) -> None:
     """Raise DataError unless ``source`` is a split, or readable files, not empty, in one known format."""
+    if isinstance(source, Filtered):
+        check_source(source.source)
+        return
     if isinstance(source, Split):
         _check_pyarrow(source)
         return
@@ -102,6 +127,9 @@ def source_digest(source: Source) -> str:
 
     Raises DataError if it cannot be read.
     """
+    if isinstance(source, Filtered):
+        content = repr((source_digest(source.source), source.column, source.matches))
+        return hashlib.sha256(content.encode()).hexdigest() + data_format(source)
     check_source(source)
     files = source.files if isinstance(source, Split) else files_of(source)
     digests = list(map(_sha256, files))

@@ -111,7 +111,7 @@ def _jsonl(path: Path, columns: Columns) -> Iterator[Record]:
 
 def _text(path: Path, columns: Columns) -> Iterator[Record]:
     for setting in columns:
-        if setting.rpartition(".")[2] != "text":
+        if "text" not in (setting.rpartition(".")[2], columns[setting]):
             raise DataError(f"data file {path}: {_missing(setting, ['text'], columns)}")
     for line in _lines(path, "\n"):
         if line.strip():

@@ -83,7 +83,7 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
 
 
 def _rows(source: str, options: CausalOptions) -> TextRows:
-    return read_source(source, EMBEDDED, lambda path: read_rows(path, options))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, options))
 
 
 def _make_tokenizer(options: CausalOptions, train: Part[TextRows]) -> Any:

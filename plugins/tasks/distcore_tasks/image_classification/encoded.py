@@ -11,6 +11,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import (
+    Filtered,
     Source,
     Split,
     arrow_class_names,
@@ -68,7 +69,8 @@ def _blob(folder: Path, source: Source) -> Blob:
 def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
     # The reader of a split already returns class names.
-    words = [] if isinstance(source, Split) else _class_names(source, columns.label)
+    file = source.source if isinstance(source, Filtered) else source
+    words = [] if isinstance(file, Split) else _class_names(file, columns.label)
     labels: list[object] = []
 
     def images() -> Iterator[object]:

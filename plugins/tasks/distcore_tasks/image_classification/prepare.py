@@ -19,7 +19,7 @@ from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
 from distcore_tasks.shared.pretrained import read_config
-from distcore_tasks.shared.sources import say_embedded, unused_splits
+from distcore_tasks.shared.sources import check_filter, say_embedded, unused_splits
 
 SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
@@ -44,15 +44,20 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
 
     Decodes every image once, to check it. The cache remembers the result.
     """
+    check_filter(options)
     if options.data in options.embedded:
         say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)
-    images = open_source(options.data, options.columns)
+    
+    def rows_of(source: str) -> Images:
+        return open_source(source, options.columns, options.filter)
+
+    images = rows_of(options.data)
     preprocessing = trained or Preprocessing(size=_size(options, images))
     labels = distinct_labels(images)
     classes = [str(label) for label in labels]
     encode = partial(encode_labels, classes=classes)
-    split = split_parts(images, encode, options, seed, lambda source: open_source(source, options.columns))
+    split = split_parts(images, encode, options, seed, rows_of)
     parts = {
         name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split
     }

@@ -7,21 +7,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data import Split
+from distcore_data import Filtered, Split
 from distcore_tasks.image_classification import arrays, encoded, folders
 from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.rows import Images, Store
-from distcore_tasks.shared.sources import source_file
+from distcore_tasks.shared.options import Filter
+from distcore_tasks.shared.sources import ALL, source_file
 
 KNOWN = "a folder of images, .parquet, .npz, or a folder of save_to_disk"
 
 
-def open_source(source: str, columns: Columns) -> Images:
-    """Return the images of ``source`` after decoding all of them once. Raises DataError, one line."""
+def open_source(source: str, columns: Columns, rows: Filter = ALL) -> Images:
+    """Return the images of ``source`` that the filter ``rows`` keeps, after decoding all of them once. Raises DataError, one line."""
     if source in EMBEDDED:
         return EMBEDDED[source]()
-    path = source_file(source, EMBEDDED)
+    path = source_file(source, EMBEDDED, rows)
+    if isinstance(path, Filtered):
+        if isinstance(path.source, Path) and path.source.suffix.lower() != ".parquet":
+            raise DataError(f"data {path.source}: has no columns, so filter.column is for .parquet and splits")
+        return encoded.open_rows(path, columns)
     if isinstance(path, Split):
         return encoded.open_rows(path, columns)
     if path.is_dir():

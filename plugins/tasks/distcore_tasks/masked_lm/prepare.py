@@ -95,7 +95,7 @@ def _rows_of(part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: lis
 
 
 def _texts(source: str, options: MaskedOptions) -> Texts:
-    return read_source(source, EMBEDDED, lambda path: read_texts(path, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_texts(path, options.columns))
 
 
 def _make_tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:

@@ -62,7 +62,7 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
 
 
 def _rows(source: str, options: PairOptions) -> Preferences:
-    return read_source(source, EMBEDDED, lambda path: read_preferences(path, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_preferences(path, options.columns))
 
 
 def _make_tokenizer(options: PairOptions, train: Part[Preferences]) -> Any:

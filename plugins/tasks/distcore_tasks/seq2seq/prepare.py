@@ -79,7 +79,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    return read_source(source, EMBEDDED, lambda named: read_pairs(named, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda named: read_pairs(named, options.columns))
 
 
 def _make_tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from distcore_data import cached_folder
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
-from distcore_tasks.shared.sources import say_embedded, source_digests
+from distcore_tasks.shared.sources import check_filter, say_embedded, source_digests
 from distcore_tasks.shared.tokenized import tokens_of
 
 ENTRY = "entry.json"
@@ -70,6 +70,7 @@ class CachedDatasets:
         ``settings``: the options that rows and tokens depend on. ``vocab_size``: that of a built-in model. For an
         existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError.
         """
+        check_filter(options)
         if options.data in self.embedded:
             say_embedded(options.data)
         key = self._key(options, seed, settings, vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from pydantic import Field
 
-from distcore import Direction, OnResume
+from distcore import ConfigError, Direction, OnResume
 from distcore_tasks.shared.pretrained import TOKENIZERS, model_folder
 
 if TYPE_CHECKING:
@@ -23,6 +24,26 @@ class Shape(Protocol):
     def lr(self) -> float:
         """Peak learning rate from random weights."""
         ...
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Rows of the data, evaluation and test files to keep; embedded datasets have no other columns."""
+
+    column: str | None = None
+    """Column to look at; null: all rows are kept."""
+    matches: str | None = None
+    """Regular expression of Python to find in the column; a row with null there is left out."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless there are both, or neither, and the expression is valid."""
+        if (self.column is None) != (self.matches is None):
+            missing = "column" if self.column is None else "matches"
+            raise ConfigError(f"filter.{missing}: is missing; a filter has a column and what matches in it")
+        try:
+            re.compile(self.matches or "")
+        except re.error as error:
+            raise ConfigError(f"filter.matches = {self.matches!r}: no regular expression: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +65,7 @@ class TaskOptions:
         "data": "free",  # the path may change, because rows are compared by content
         "eval_data": "free",
         "test_data": "free",
+        "filter": "free",
         "dropout": "ask",
     }
 
@@ -58,6 +80,8 @@ class TaskOptions:
     """File of rows for the final test; default: the evaluation rows."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Fraction of the rows of ``data`` to hold out for evaluation."""
+    filter: Filter = Filter()
+    """Rows to keep, by a column and a regular expression."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
 

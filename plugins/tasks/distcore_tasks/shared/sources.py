@@ -8,23 +8,28 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from distcore import DataError, nearest
-from distcore_data import Source, describe_value, find_split, source_digest, source_name
+from distcore import ConfigError, DataError, nearest
+from distcore_data import Filtered, Source, describe_value, find_split, source_digest, source_name
 from distcore_tasks.shared import stdlib
-from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.options import Filter, TaskOptions
 
 R = TypeVar("R")
+ALL = Filter()
+"""Keeps all rows."""
 HELD_OUT = {"validation": "eval_data", "test": "test_data"}
 """Map the names of held-out splits to their options."""
 
 
-def source_file(source: str, embedded: Collection[str]) -> Source:
-    """Return the data file or split that ``source`` names.
+def source_file(source: str, embedded: Collection[str], rows: Filter = ALL) -> Source:
+    """Return the data file or split that ``source`` names, or those of its rows that the filter ``rows`` keeps.
 
     Raises DataError for a bare word that is no file, split or embedded dataset.
     """
-    if split := find_split(source):
-        return split
+    found = find_split(source) or _file(source, embedded)
+    return found if rows.column is None else Filtered(found, rows.column, rows.matches or "")
+
+
+def _file(source: str, embedded: Collection[str]) -> Path:
     path = Path(source).expanduser()
     if not path.exists() and not path.suffix and path.name == source:
         known = ", ".join(embedded)
@@ -33,26 +38,38 @@ def source_file(source: str, embedded: Collection[str]) -> Source:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # messages stay short
 
 
+def check_filter(options: TaskOptions) -> None:
+    """Raise ConfigError for a filter of an embedded dataset."""
+    given = [source for source in (options.data, options.eval_data, options.test_data) if source in options.embedded]
+    if given and options.filter.column:
+        files = "a filter is for files and for datasets of the library datasets"
+        raise ConfigError(f"filter.column = {options.filter.column!r}: {given[0]} has no such column; {files}")
+
+
 @cache  # a process prepares its data more than once
 def say_embedded(source: str) -> None:
     """Say that a run takes rows that nobody gave it."""
     logging.getLogger("distcore").info("data: %s, which comes with distcore; --data names your own", source)
 
 
-def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Callable[[Source], R]) -> R:
+def read_source(
+    source: str, embedded: Mapping[str, Callable[[], R]], rows: Filter, read: Callable[[Source], R]
+) -> R:
     """Return the rows of an embedded dataset, or those that ``read`` reads from a file or split. Raises DataError."""
     reader = embedded.get(source)
-    return reader() if reader else read(source_file(source, embedded))
+    return reader() if reader else read(source_file(source, embedded, rows))
 
 
-def rows_name(source: str, embedded: Collection[str]) -> str:
+def rows_name(source: str, options: TaskOptions) -> str:
     """Return the name of a source's rows in messages."""
-    return f"dataset {source}" if source in embedded else source_name(source_file(source, embedded))
+    known = options.embedded
+    return f"dataset {source}" if source in known else source_name(source_file(source, known, options.filter))
 
 
-def source_label(source: str, embedded: Collection[str]) -> str:
+def source_label(source: str, options: TaskOptions) -> str:
     """Return the name of a source in predictions. Absolute and relative paths give the same name."""
-    return source if source in embedded else str(source_file(source, embedded))
+    known = options.embedded
+    return source if source in known else str(source_file(source, known, options.filter))
 
 
 def source_digests(options: TaskOptions, embedded: Collection[str], made_from: tuple[object, ...]) -> list[str | None]:
@@ -65,7 +82,7 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
         return (
             stdlib.fingerprint(source, *made_from)
             if source in embedded
-            else source_digest(source_file(source, embedded))
+            else source_digest(source_file(source, embedded, options.filter))
         )
 
     given = (options.data, options.eval_data, options.test_data)

@@ -53,7 +53,7 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
 
 def _rows(source: str, options: TextOptions) -> LabeledTexts:
     columns, problem = options.used_columns, options.problem
-    rows = read_source(source, EMBEDDED, lambda path: read_rows(path, columns, problem))
+    rows = read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, columns, problem))
     if source in EMBEDDED:
         if options.problem_type != "single_label":
             raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
@@ -129,7 +129,7 @@ def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[
     if names is None:
         return labels
     some = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
-    source = rows_name(options.data, EMBEDDED)
+    source = rows_name(options.data, options)
     if isinstance(labels[0], str):
         raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {some}")
     if len(names) != len(labels):
@@ -144,10 +144,10 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     labels, facts = _class_labels(tuple(entry.record["labels"]), options), entry.facts
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
     padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
-    names = {name: source_label(sources[name], EMBEDDED) for name in facts}
+    names = {name: source_label(sources[name], options) for name in facts}
     classes = tuple(str(label) for label in labels)
     # The record names the option, not the file: the next run may have another file with the same content.
-    warnings = [f"{rows_name(getattr(options, source), EMBEDDED)}: {line}" for source, line in entry.record["warnings"]]
+    warnings = [f"{rows_name(getattr(options, source), options)}: {line}" for source, line in entry.record["warnings"]]
     return with_rows(
         TextDatasets,
         {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()},

@@ -53,7 +53,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     sources = {"train": options.data, "evaluation": options.eval_data or options.data, "test": str(options.test_data)}
     return with_rows(
         TagDatasets,
-        {name: open_tagged(entry.folder / name, pad, source_label(sources[name], EMBEDDED)) for name in facts},
+        {name: open_tagged(entry.folder / name, pad, source_label(sources[name], options)) for name in facts},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
         warnings=(*unused_splits(options), *_warnings(facts, options)),
@@ -111,7 +111,7 @@ def _check_judged(words: Words, part: Part[Tagged], start: int, options: TagOpti
 
 
 def _rows(source: str, options: TagOptions) -> Tagged:
-    return read_source(source, EMBEDDED, lambda path: read_tagged(path, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_tagged(path, options.columns))
 
 
 def _make_tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:

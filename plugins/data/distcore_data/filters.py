@@ -1,0 +1,33 @@
+"""Rows of a source that are kept by a column and a regular expression."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from distcore_data.formats import describe_value
+from distcore_data.splits import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """The rows of a source in which a column matches; its string is their name, for only these rows are counted."""
+
+    source: Path | Split
+    """The source of all rows."""
+    column: str
+    """The column to look at. In a row that is a list it is the last value."""
+    matches: str
+    """Regular expression to find in the value. It is not found in null."""
+
+    def __str__(self) -> str:
+        """Return ``reviews.csv where lang matches '^zh$'``."""
+        return f"{self.source} where {self.column} matches {self.matches!r}"
+
+    def keeps(self, value: object) -> bool:
+        """Return True for a row with this value. Raises ValueError for one that is not a single value."""
+        if isinstance(value, dict | list):
+            raise ValueError(f"{self.column} is {describe_value(value)}, expected one value for the filter")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return value is not None and re.search(self.matches, text) is not None
