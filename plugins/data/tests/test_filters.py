@@ -14,9 +14,7 @@ ROWS = {"text": ["好", "good", "fine", None], "lang": ["zh", "en", "zh-TW", Non
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize(
-    ("matches", "kept"), [("^zh$", ["好"]), ("zh", ["好", "fine"]), (".", ["好", "good", "fine"])]
-)
+@pytest.mark.parametrize(("matches", "kept"), [("^zh$", ["好"]), ("zh", ["好", "fine"]), (".", ["好", "good", "fine"])])
 def test_rows_in_which_the_column_matches_are_kept(tmp_path: Path, suffix: str, matches: str, kept: list[str]) -> None:
     path = write(tmp_path / f"rows{suffix}", **ROWS)
     assert [text for (text,) in read_records(Filtered(path, "lang", matches), TEXT)] == kept

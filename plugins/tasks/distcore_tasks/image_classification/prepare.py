@@ -48,7 +48,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     if options.data in options.embedded:
         say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)
-    
+
     def rows_of(source: str) -> Images:
         return open_source(source, options.columns, options.filter)
 

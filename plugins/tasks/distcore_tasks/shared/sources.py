@@ -52,9 +52,7 @@ def say_embedded(source: str) -> None:
     logging.getLogger("distcore").info("data: %s, which comes with distcore; --data names your own", source)
 
 
-def read_source(
-    source: str, embedded: Mapping[str, Callable[[], R]], rows: Filter, read: Callable[[Source], R]
-) -> R:
+def read_source(source: str, embedded: Mapping[str, Callable[[], R]], rows: Filter, read: Callable[[Source], R]) -> R:
     """Return the rows of an embedded dataset, or those that ``read`` reads from a file or split. Raises DataError."""
     reader = embedded.get(source)
     return reader() if reader else read(source_file(source, embedded, rows))

@@ -49,7 +49,9 @@ def test_a_filter_keeps_what_a_file_of_these_rows_has(name: str, tmp_path: Path)
     nulls = [dict.fromkeys(rows[0], None) | {"lang": lang} for lang in ("de", None)]
     mixed = write_lines(tmp_path / "mixed.jsonl", [*kept[:6], *nulls, *kept[6:]])
     held = write_lines(tmp_path / "held.jsonl", [*nulls, *kept[:3]])
-    alone = task(data=write_lines(tmp_path / "kept.jsonl", kept), eval_data=write_lines(tmp_path / "three.jsonl", kept[:3]))
+    alone = task(
+        data=write_lines(tmp_path / "kept.jsonl", kept), eval_data=write_lines(tmp_path / "three.jsonl", kept[:3])
+    )
     filtered = task(data=mixed, eval_data=held, filter=EN).prepare(RunConfig())
     expected = alone.prepare(RunConfig())
     assert filtered.train.content == expected.train.content
@@ -74,9 +76,9 @@ def test_images_are_filtered_where_they_have_columns(tmp_path: Path) -> None:
 
 
 def test_a_filter_has_a_column_and_a_valid_expression_and_is_not_for_embedded_rows() -> None:
-    with pytest.raises(ConfigError, match="^filter.matches: is missing"):
+    with pytest.raises(ConfigError, match=r"^filter\.matches: is missing"):
         Filter(column="lang")
-    with pytest.raises(ConfigError, match="^filter.column: is missing"):
+    with pytest.raises(ConfigError, match=r"^filter\.column: is missing"):
         Filter(matches="zh")
     with pytest.raises(ConfigError, match=r"^filter.matches = '\(': no regular expression: "):
         Filter(column="lang", matches="(")
