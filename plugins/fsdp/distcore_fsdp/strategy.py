@@ -82,8 +82,9 @@ class FSDPStrategy:
     shard_size: Annotated[int, Field(ge=1)] | None = None
     """Ranks of a ``hybrid`` group, a divisor of the number of ranks; default: the ranks of this machine."""
     wrap: Wrap = "auto"
-    """Modules that are gathered as units. ``auto``: the model's repeated blocks. One class name, or several. A number:
-    every module with at least that many parameters."""
+    """Modules that are gathered as units. ``auto``: the model's repeated blocks. One name of a class or of modules
+    (``bert.pooler``, ``bert.encoder.layer.*``), or several. A number: every module with at least that many
+    parameters."""
     param_dtype: Dtype = "fp32"
     """Dtype in which parameters are gathered; the master copy is always fp32. ``precision``: the dtype of
     ``--precision``. That halves the traffic, and also rounds embeddings and normalizations, which autocast leaves in

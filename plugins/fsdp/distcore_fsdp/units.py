@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from distcore import StrategyError, repeated_classes
 
 Wrap = int | str | tuple[str, ...]
-"""``auto``, a class name, several class names, or the smallest number of parameters of a unit."""
+"""``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of parameters of a unit."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules without a forward pass. As units, their parameters would never be gathered."""
 
@@ -23,12 +24,12 @@ def find_units(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     """Return the modules inside ``model`` to shard as units, by name, children before parents.
 
     A unit must own its parameters. A module that shares one with another part of the model is therefore left to the
-    root. Raises StrategyError for a class that the model does not have.
+    root. Raises StrategyError for a name that fits no module.
     """
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
     else:
-        chosen = set(_by_class(model, repeated_classes(model) if wrap == "auto" else _names(model, wrap)))
+        chosen = set(_by_name(model, repeated_classes(model) if wrap == "auto" else wrap))
     units = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
     # fully_shard() must see children before their parents.
     return {name: units[name] for name in reversed(units) if not _shares_parameters(model, units[name])}
@@ -65,17 +66,22 @@ def _is_cache(value: object) -> bool:
     return hasattr(value, "get_seq_length")
 
 
-def _names(model: nn.Module, wrap: str | tuple[str, ...]) -> frozenset[str]:
-    """Return the class names in ``wrap``; raises StrategyError for one that the model does not have."""
-    names = frozenset([wrap] if isinstance(wrap, str) else wrap)
-    if unknown := sorted(names - _classes(model)):
-        known = ", ".join(sorted(_classes(model)))
-        raise StrategyError(f"strategy 'fsdp': wrap = {unknown[0]!r}: no module of the model has that class ({known})")
-    return names
+def _by_name(model: nn.Module, wrap: str | Iterable[str]) -> Iterator[nn.Module]:
+    """Yield the modules whose class or name ``wrap`` has. Raises StrategyError for what is neither."""
+    for name in [wrap] if isinstance(wrap, str) else wrap:
+        found = [module for path, module in model.named_modules() if _is_named(name, path, module)]
+        if not found:
+            known = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+            problem = f"no module of the model has that class ({known}) or name; those of a list are LIST.*"
+            raise StrategyError(f"strategy 'fsdp': wrap = {name!r}: {problem}")
+        yield from found
 
 
-def _by_class(model: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]:
-    return (module for module in model.modules() if type(module).__name__ in names)
+def _is_named(name: str, path: str, module: nn.Module) -> bool:
+    """Return True if ``name`` is the class or the path of ``module``; a ``*`` in it stands for one part of the path."""
+    same_depth = path.count(".") == name.count(".")
+    fits = same_depth and fnmatchcase(path, name) and not isinstance(module, CONTAINERS)
+    return type(module).__name__ == name or fits
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
@@ -100,7 +106,3 @@ def _shares_parameters(model: nn.Module, unit: nn.Module) -> bool:
     own = {id(p) for p in unit.parameters()}
     outside = (module for module in model.modules() if module not in inside)
     return any(id(p) in own for module in outside for p in module.parameters(recurse=False))
-
-
-def _classes(model: nn.Module) -> set[str]:
-    return {type(module).__name__ for module in model.modules()}

@@ -68,6 +68,20 @@ def test_units_can_be_named_by_class(bert):
     assert kinds(find_units(bert, "BertPooler")) == ["BertPooler"]
 
 
+def test_units_can_be_named_one_by_one_and_a_star_stands_for_one_part_of_a_name(bert):
+    assert list(find_units(bert, ("bert.pooler", "bert.encoder.layer.*"))) == [
+        "bert.pooler",
+        "bert.encoder.layer.1",
+        "bert.encoder.layer.0",
+    ]
+    assert list(find_units(bert, ("BertPooler", "*.encoder.layer.1"))) == ["bert.pooler", "bert.encoder.layer.1"]
+    for name in ("bert.encoder.layer", "bert.poler", "bert.*.layer"):
+        with pytest.raises(
+            StrategyError, match=r"no module of the model has .* or name; those of a list are LIST\.\*$"
+        ):
+            find_units(bert, name)
+
+
 def test_an_unknown_class_is_refused_with_those_of_the_model():
     with pytest.raises(StrategyError, match=r"wrap = 'Block': no module of the model has that class \(Deep, Embedding"):
         find_units(Deep(), "Block")
