@@ -19,7 +19,7 @@ KNOWN = "a folder of images, .parquet, .npz, or a folder of save_to_disk"
 
 
 def open_source(source: str, columns: Columns, rows: Filter = ALL) -> Images:
-    """Return the images of ``source`` that ``rows`` keeps, after decoding all of them once. Raises DataError, one line."""
+    """Return the images of ``source`` that ``rows`` keeps, after decoding each once. Raises DataError, one line."""
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED, rows)
