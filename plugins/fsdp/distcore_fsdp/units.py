@@ -69,12 +69,12 @@ def _is_cache(value: object) -> bool:
 def _by_name(model: nn.Module, wrap: str | Iterable[str]) -> Iterator[nn.Module]:
     """Yield the modules whose class or name ``wrap`` has. Raises StrategyError for what is neither."""
     for name in [wrap] if isinstance(wrap, str) else wrap:
-        found = [module for path, module in model.named_modules() if _is_named(name, path, module)]
-        if not found:
+        named = [module for path, module in model.named_modules() if _is_named(name, path, module)]
+        if not named:
             known = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
             problem = f"no module of the model has that class ({known}) or name; those of a list are LIST.*"
             raise StrategyError(f"strategy 'fsdp': wrap = {name!r}: {problem}")
-        yield from found
+        yield from named
 
 
 def _is_named(name: str, path: str, module: nn.Module) -> bool:

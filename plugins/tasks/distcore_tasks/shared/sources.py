@@ -25,8 +25,8 @@ def source_file(source: str, embedded: Collection[str], rows: Filter = ALL) -> S
 
     Raises DataError for a bare word that is no file, split or embedded dataset.
     """
-    found = find_split(source) or _file(source, embedded)
-    return found if rows.column is None else Filtered(found, rows.column, rows.matches or "")
+    opened = find_split(source) or _file(source, embedded)
+    return opened if rows.column is None else Filtered(opened, rows.column, rows.matches or "")
 
 
 def _file(source: str, embedded: Collection[str]) -> Path:
