@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distcore import DataError, nearest
 from distcore_data.filters import Filtered
-from distcore_data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, row_error, unreadable
+from distcore_data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, unreadable
 from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
@@ -45,12 +45,8 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
 def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
     name, rows = source_name(source.source), 0
-    for number, (*record, value) in enumerate(read_records(source.source, {**columns, FILTER: source.column}), 1):
-        try:
-            keeps = source.keeps(value)
-        except ValueError as error:
-            raise row_error(name, number, str(error)) from None
-        if keeps:
+    for *record, value in read_records(source.source, {**columns, FILTER: source.column}):
+        if source.keeps(value):
             rows += 1
             yield tuple(record)
     if not rows:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from distcore_data.formats import describe_value
 from distcore_data.splits import Split
 
 
@@ -26,8 +26,7 @@ class Filtered:
         return f"{self.source} where {self.column} matches {self.matches!r}"
 
     def keeps(self, value: object) -> bool:
-        """Return True for a row with this value. Raises ValueError for one that is not a single value."""
-        if isinstance(value, dict | list):
-            raise ValueError(f"{self.column} is {describe_value(value)}, expected one value for the filter")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+        """Return True for a row with this value; a list, an object or a truth value is read as JSON writes it."""
+        is_json = isinstance(value, bool | list | dict)
+        text = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
         return value is not None and re.search(self.matches, text) is not None
