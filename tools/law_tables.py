@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from distcore.testing import runner
 from distcore.testing.findings import LAWS
-from distcore.testing.runner import check
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = ROOT / "docs/laws.json"
@@ -65,7 +65,7 @@ def measure(title: str, strategy: str, ranks: int, options: dict[str, Any], case
     Raises SystemExit if a law is broken.
     """
     print(f"measure {strategy} {options} on {ranks} rank(s)", flush=True)
-    findings = check(strategy, ranks, options)
+    (findings,) = runner.measure([runner.subject_of(strategy, ranks, options)])
     if broken := [str(finding) for finding in findings if finding.held is False]:
         raise SystemExit("\n".join(broken))
     for finding in findings:

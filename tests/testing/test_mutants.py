@@ -578,23 +578,96 @@ class AddsInSinglePrecision(DDPStrategy):
         return total.double()
 
 
+@mutant("gradient", "parameter-groups")
+class GivesEachGroupOneRate(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        return with_group_values(super().wrap_model(run, model, make_optimizer), lr=run.config.lr)
+
+
+@mutant("gradient", "fp16")
+class SkipsAlone(Plain):
+    """Where a gradient overflows, this rank skips the step and the others go on."""
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        if run.scaler is None:
+            average_gradients(run)
+            return defaults.step(run, clip)
+        run.scaler.unscale_(optimizer_of(run))
+        for parameter in run.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0, 0, 0)
+        average_gradients(run)
+        norm = defaults.clip_gradients(optimizer_of(run), clip)
+        run.scaler.step(optimizer_of(run))
+        run.scaler.update()
+        optimizer_of(run).zero_grad()
+        return StepResult(grad_norm=norm)
+
+
+@mutant("checkpoint", "round-trip", "torch.bfloat16")
+class TakesTheDtypeOfTheCheckpoint(DDPStrategy):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        defaults.load_checkpoint(run, state)
+        for name, parameter in run.module.named_parameters():
+            parameter.data = state[f"model/{name}"].clone()
+        return True
+
+
+@mutant("checkpoint", "scalar-parameters")
+class AveragesRowsOnly(Plain):
+    """Leaves to each rank the gradient of a parameter that has no rows."""
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        average_gradients(run, rows=True)
+        return defaults.step(run, clip)
+
+
+class AveragesWithItsPartner(Plain):
+    """Ranks exchange in pairs, as two ranks may; of three the last one stays alone."""
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        for parameter in run.module.parameters():
+            if parameter.grad is not None:
+                every = [torch.empty_like(parameter.grad) for _ in range(run.world.size)]
+                dist.all_gather(every, parameter.grad)
+                pair = every[run.world.rank // 2 * 2 :][:2]
+                parameter.grad.copy_(torch.stack(pair).mean(0))
+        return defaults.step(run, clip)
+
+
+class GathersMainRankFirst(DDPStrategy):
+    """Rows of the main rank come first, those of the others from the last one on."""
+
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        ranks = torch.full((len(next(iter(outputs.values()), [])),), run.world.rank)
+        joined = gather_rows(outputs | {"ranks": ranks})
+        order = torch.argsort(-joined.pop("ranks") % run.world.size, stable=True)
+        return {name: value[order] for name, value in joined.items()}
+
+
 def optimizer_of(run: Run) -> torch.optim.Optimizer:
     assert run.optimizer is not None  # the laws train
     return run.optimizer
 
 
-def average_gradients(run: Run, keep: bool = True) -> None:
+def average_gradients(run: Run, keep: bool = True, rows: bool = False) -> None:
     for parameter in run.module.parameters():
-        if parameter.grad is not None:
+        if parameter.grad is not None and (parameter.dim() or not rows):
             mean = parameter.grad.clone()
             dist.all_reduce(mean)
             if keep:
                 parameter.grad.copy_(mean / run.world.size)
 
 
-def subject(make: Callable[[], object], *cases: str) -> Subject:
+def subject(make: Callable[[], object], *cases: str, nproc: int = 2) -> Subject:
     known = all_cases()
-    config = load_config(None, {"strategy": "ddp", "nproc": 2})
+    config = load_config(None, {"strategy": "ddp", "nproc": nproc})
     return Subject(config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make())
 
 
@@ -633,3 +706,15 @@ def test_a_stuck_rank_is_named_with_hook_and_step_and_other_cases_go_on() -> Non
     assert stuck.held is False
     assert "after 8 s rank 1 is stuck in hook step(), step 2" in stuck.note
     assert other.held
+
+
+OF_THREE = {AveragesWithItsPartner: "partitions", GathersMainRankFirst: "gather-unequal"}
+
+
+@pytest.mark.slow
+def test_three_ranks_show_what_two_cannot() -> None:
+    for nproc, held in ((2, True), (3, False)):
+        found = measure([subject(make, case, nproc=nproc) for make, case in OF_THREE.items()])
+        assert [finding.held for (finding,) in found] == [held] * len(OF_THREE), found
+    (right,) = measure([subject(DDPStrategy, *OF_THREE.values(), nproc=3)])
+    assert all(finding.held for finding in right)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,34 @@ def test_the_contracts_of_a_module_start_ranks_once_for_the_cases_that_are_asked
     assert "2 failed, 4 passed, 2 skipped" in done.stdout, done.stdout
     assert "strategy 'ddp': unknown option 'statik_graph' (did you mean 'static_graph'?)" in done.stdout
     assert (tmp_path / "launches").read_text() == "2 subjects, 4 cases\n"
+
+
+class NeverLeaves(DDPStrategy):
+    @hookimpl
+    def teardown(self, world: World) -> None:
+        raise StrategyError("no way out")
+
+
+class NeverSteps(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Any) -> Any:
+        time.sleep(60)
+
+
+def test_an_error_at_the_end_loses_no_finding() -> None:
+    told: list[str] = []
+    with pytest.raises(StrategyError, match="no way out"):
+        measure(
+            [subject(NeverLeaves, "true-world", "sum-over-ranks")], report=lambda finding: told.append(finding.case)
+        )
+    assert told == ["true-world", "sum-over-ranks"]
+
+
+def test_after_three_cases_that_hang_the_others_are_not_measured() -> None:
+    steps = ("partitions", "ragged-tail", "weighted-items", "frozen-parameters", "mid-epoch")
+    started = time.monotonic()
+    (findings,) = measure([subject(NeverSteps, "true-world", *steps)], limit=3)
+    assert [finding.held for finding in findings] == [True, False, False, False, None, None]
+    assert all("after 3 s rank 0, 1 is stuck in hook step()" in finding.note for finding in findings[1:4])
+    assert findings[-1].note == "not measured: 3 cases hung before"
+    assert time.monotonic() - started < 60

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distcore import checkpoint
-from distcore.checkpoint import Files, Tensors
+from distcore.checkpoint import Files
 from distcore.config import RunConfig
 from distcore.config.changes import with_changes
 from distcore.engine.evaluation import evaluate
@@ -28,6 +28,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.resolve import dropout_masks
 from distcore.testing.problem import Problem
+from distcore.testing.reference import Series
 from distcore.testing.store import await_true
 
 if TYPE_CHECKING:
@@ -49,19 +50,11 @@ class Unsynced(Files):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class Trained(Series):
     """The result of some optimizer steps of a job."""
 
     progress: Progress
     """How far training is after the last step."""
-    losses: list[float]
-    """Mean loss over the items of the global batch, one value per step; the same on every rank."""
-    norms: list[float]
-    """L2 norm of the gradient before clipping, one value per step; NaN if the strategy did not report it."""
-    rates: list[float]
-    """Learning rate of the optimizer's first group after each step, one value per step."""
-    state: Tensors
-    """All tensors of a checkpoint after the last step, whole and on the CPU; the same on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,15 +150,24 @@ class Problem:
     """True if a forward pass calls each block twice."""
     weighted: bool = False
     """True if training rows count as 1 to 3 items in the mean loss; otherwise each counts as 1."""
+    scalar: bool = False
+    """True if the model's last factor is a parameter without dimensions, not a buffer."""
+    heavy: tuple[int, ...] = ()
+    """Training rows whose gradient fp16 cannot hold; their labels are increased by ``CLASSES``."""
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the same rows for every ``config``; the test data are the evaluation data."""
-        evaluation = RandomRows(self.evaluation_rows, seed=1)
-        return Datasets(train=RandomRows(self.rows, weighted=self.weighted), evaluation=evaluation, test=evaluation)
+        train, evaluation = RandomRows(self.rows, weighted=self.weighted), RandomRows(self.evaluation_rows, seed=1)
+        train.labels[[*self.heavy]] += CLASSES
+        return Datasets(train=train, evaluation=evaluation, test=evaluation)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an untrained ``Classifier`` in fp32 on torch's default device."""
-        return Classifier(self.dropout, self.tied, self.unused, self.blocks, self.repeated)
+        model = Classifier(self.dropout, self.tied, self.unused, self.blocks, self.repeated)
+        if self.scalar:
+            del model.scale
+            model.scale = nn.Parameter(torch.tensor(1.0))
+        return model
 
     def weights_folder(self, config: RunConfig) -> Path | None:
         """Return ``None``: the weights are random."""
@@ -166,8 +175,8 @@ class Problem:
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross-entropy of each row times its items, summed over ``batch``; a scalar with gradient."""
-        losses = F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
-        return (losses * batch["items"]).sum()
+        losses = F.cross_entropy(model(batch["tokens"]), batch["labels"] % CLASSES, reduction="none")
+        return (losses * batch["items"] * torch.where(batch["labels"] < CLASSES, 1.0, 2.0**20)).sum()
 
     def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
         """Return the loss of a global batch in plain PyTorch; ``began`` is the model before its first step."""

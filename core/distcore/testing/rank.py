@@ -17,7 +17,6 @@ from distcore.files import write_atomically
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment.environment import join
-from distcore.testing.findings import Case, Finding
 from distcore.testing.lab import Lab
 from distcore.testing.store import await_true, store_for
 from distcore.testing.subject import Subject
@@ -69,19 +68,12 @@ def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | No
     hooks.teardown(world)
 
 
-def name_of(subject: int, case: int) -> str:
-    """The name of a case in positions and files."""
-    return f"{subject}-{case}"
-
-
-def setup_of(subject: int) -> str:
-    """The name of a subject's start in positions."""
-    return f"setup-{subject}"
-
-
-def teardown_of(subject: int) -> str:
-    """The name of a subject's end in positions."""
-    return f"teardown-{subject}"
+name_of = "{}-{}".format
+"""The name of a case in positions and files, by the numbers of subject and case."""
+setup_of = "setup-{}".format
+"""The name of a subject's start in positions."""
+teardown_of = "teardown-{}".format
+"""The name of a subject's end in positions."""
 
 
 def finding_file(folder: Path, name: str, rank: int) -> Path:
@@ -108,16 +100,12 @@ def _serve_case(
     subject, name = assignment.subjects[number], name_of(number, index)
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
-    finding = _measure(subject, subject.cases[index], trace, rank_info, world, scratch)
+    hooks, config = _hooks(subject, trace), _on_device(subject.config)
+    lab = Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch, blocks=subject.blocks)
+    finding = subject.cases[index].measure_in(lab)
     write_atomically(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
     if finding.held is False:
         _await_others(assignment.folder, name, world)
-
-
-def _measure(subject: Subject, case: Case, trace: Trace, rank_info: RankInfo, world: World, scratch: Path) -> Finding:
-    hooks, config = _hooks(subject, trace), _on_device(subject.config)
-    lab = Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch, blocks=subject.blocks)
-    return case.measure_in(lab)
 
 
 def _await_others(folder: Path, name: str, world: World) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distcore.checkpoint import Tensors
 from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig, with_changes
 from distcore.engine.loader import to_device
@@ -28,19 +29,25 @@ from distcore.testing.variants import Climbing, Phased
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solution:
+class Series:
+    """The result of some optimizer steps."""
+
+    losses: list[float]
+    """Mean loss over the items of the global batch, one value per step; the same on every rank."""
+    norms: list[float]
+    """L2 norm of the gradient before clipping, one value per step; NaN if a strategy did not report it."""
+    rates: list[float]
+    """Learning rate of the optimizer's first group, one value per step: here of the step, of a job after it."""
+    state: Tensors
+    """All tensors of a checkpoint after the last step, whole and on the CPU; the same on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution(Series):
     """The result of training in one process. It is cached and shared: do not change it."""
 
     module: nn.Module
     """The trained model."""
-    state: dict[str, Tensor]
-    """Parameters, buffers and AdamW's moments by their names in a checkpoint, as ``state_of`` returns them."""
-    losses: list[float]
-    """Mean loss over the items of the global batch, one value per step."""
-    norms: list[float]
-    """L2 norm of the gradient before clipping, one value per step."""
-    rates: list[float]
-    """Learning rate of each step, one value per step."""
 
 
 def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
@@ -64,15 +71,18 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     )
     phases = _phases(problem, module, config)
     optimizers = [optimizer for optimizer, _ in phases]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     schedulers = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(config, step)) for each in optimizers]
     losses, norms, rates = [], [], []
     for rows, _ in zip(_global_batches(config, data), range(steps), strict=False):
         mean_losses, squares = [], []
         for optimizer, mean_loss in phases:
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
                 loss = mean_loss(module, began, dataset, rows)
             module.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.unscale_(optimizer)
             if isinstance(problem, Climbing):
 
                 def again(mean_loss: MeanLoss = mean_loss, rows: np.ndarray = rows) -> None:
@@ -83,14 +93,15 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
                 problem.climb(trained, nn.utils.get_total_norm, again)
             mean_losses.append(loss.item())
             squares.append(_clip(optimizer, config) ** 2)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
         losses.append(sum(mean_losses))
         norms.append(sum(squares) ** 0.5)
         rates.append(optimizers[-1].param_groups[0]["lr"])
         for scheduler in schedulers:
             scheduler.step()
     state = {name: value.cpu() for optimizer in optimizers for name, value in state_of(module, optimizer).items()}
-    return Solution(module=module.cpu(), state=state, losses=losses, norms=norms, rates=rates)
+    return Solution(module=module.cpu(), state=Tensors(state), losses=losses, norms=norms, rates=rates)
 
 
 MeanLoss = Callable[[nn.Module, nn.Module, Dataset, np.ndarray], Tensor]
@@ -142,10 +153,16 @@ def _adamw(
     assert isinstance(config.lr, float)  # every case sets it
     options = {**config.optimizer.options, **(settings or {})}
     options["lr"] = config.lr * options.pop("lr_scale", 1.0)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad and re.search(match, name)}
-    plain = [p for name, p in trained.items() if name.endswith("bias") or ".norm." in name]
-    decayed = [p for name, p in trained.items() if not (name.endswith("bias") or ".norm." in name)]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and re.search(match, name):
+            rule = next((rule for rule in config.optimizer.groups if re.search(rule.match, name)), None)
+            group = {"params": [parameter], "lr": options["lr"] * ((rule and rule.lr_scale) or 1.0)}
+            if name.endswith("bias") or ".norm." in name:
+                group["weight_decay"] = 0.0
+            elif rule and rule.weight_decay is not None:
+                group["weight_decay"] = rule.weight_decay
+            groups.append(group)
     # The fused kernel of an accelerator rounds 1 - beta2 to fp32, so its moments differ by 1.3e-5 from the others'.
     fused = can_fuse(module) and next(module.parameters()).device.type != "cpu"
     return torch.optim.AdamW(groups, fused=fused, foreach=False, **options)

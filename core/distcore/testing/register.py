@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from distcore.testing.findings import Case, Measured
-
-if TYPE_CHECKING:
-    from distcore.testing.lab import JobLab, Lab
-    from distcore.testing.task_lab import TaskLab
-
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import Any
 
-from distcore.testing.findings import LAWS
+from distcore.testing.findings import LAWS, Case, Measured
 
 RANK_CASES: dict[str, Case] = {}
 """Cases that run inside the ranks, by name; complete once ``all_cases`` was called."""
@@ -25,28 +16,26 @@ TASK_CASES: dict[str, Case] = {}
 """Cases of a task, which run in one process, by name; complete once ``task_cases`` was called."""
 
 
-def law(name: str) -> Callable[[Callable[[Lab], Measured]], Callable[[Lab], Measured]]:
-    """Return a decorator that registers a function of a ``Lab`` as a case of the law ``name``.
-
-    The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
-    """
-    return lambda function: _register(RANK_CASES, name, function)
+Law = Callable[[str], Callable[[Callable[[Any], Measured]], Callable[[Any], Measured]]]
 
 
-def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[JobLab], Measured]]:
-    """Return a decorator like ``law``'s, for a function of a ``JobLab``, which starts its own processes."""
-    return lambda function: _register(JOB_CASES, name, function)
+def _registers(cases: dict[str, Case]) -> Law:
+    def law(name: str) -> Callable[[Callable[[Any], Measured]], Callable[[Any], Measured]]:
+        def register(function: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
+            case = function.__name__.replace("_", "-")
+            cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
+            return function
+
+        return register
+
+    return law
 
 
-def task_law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
-    """Return a decorator like ``law``'s, for a function of a ``TaskLab``, which measures a task."""
-    return lambda function: _register(TASK_CASES, name, function)
+law, job_law, task_law = map(_registers, (RANK_CASES, JOB_CASES, TASK_CASES))
+"""Decorators by the name of a law: they register a function of a ``Lab``, ``JobLab`` or ``TaskLab`` as a case.
 
-
-def _register(cases: dict[str, Case], name: str, function: Callable[..., Measured]) -> Callable[..., Measured]:
-    case = function.__name__.replace("_", "-")
-    cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
-    return function
+The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
+"""
 
 
 MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")

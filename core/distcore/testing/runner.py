@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from distcore.config import load_config, with_changes
@@ -28,23 +32,9 @@ from distcore.testing.trace import positions, who_is_stuck
 
 LIMIT = 60.0
 """Seconds that one case may take."""
-
-
-def check(
-    strategy: str,
-    nproc: int = 2,
-    options: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    only: Iterable[str] = (),
-    limit: float = LIMIT,
-) -> list[Finding]:
-    """Measure the laws of an installed strategy with ``nproc`` ranks; one finding per case, in the order of the laws.
-
-    ``options`` are the strategy's, ``settings`` other config keys by dotted name; ``only`` names some of the cases.
-    ``limit``: seconds that one case may take. Raises DistcoreError where the strategy cannot be built or its ranks
-    cannot be set up.
-    """
-    return measure([subject_of(strategy, nproc, options, settings, only)], limit)[0]
+HANGS = 3
+"""Cases of a strategy that may take longer; after them the others are not measured."""
+Report = Callable[[Finding], object]
 
 
 def subject_of(
@@ -54,8 +44,9 @@ def subject_of(
     settings: Mapping[str, Any] | None = None,
     only: Iterable[str] = (),
 ) -> Subject:
-    """Return the subject of ``check``; with one rank if the strategy declares one process.
+    """Return an installed strategy with ``nproc`` ranks as a subject; with one rank if it declares one process.
 
+    ``options`` are the strategy's, ``settings`` other config keys by dotted name; ``only`` names some of the cases.
     Raises DistcoreError if the strategy is not installed, an option is wrong, ``only`` names no case, or the strategy
     cannot train the model of the laws.
     """
@@ -73,17 +64,22 @@ def subject_of(
     return replace(subject, config=with_changes(config, {"nproc": nproc}))
 
 
-def measure(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Finding]]:
-    """Return the findings of each subject, in the order of its cases; raises the first DistcoreError of any."""
+def measure(subjects: Sequence[Subject], limit: float = LIMIT, report: Report = id) -> list[list[Finding]]:
+    """Return the findings of each subject, in the order of its cases; raises the first DistcoreError of any.
+
+    ``report`` is called with each finding as its case ends, also where an error follows.
+    """
     measured = []
-    for findings in measure_each(subjects, limit):
+    for findings in measure_each(subjects, limit, report):
         if isinstance(findings, DistcoreError):
             raise findings
         measured.append(findings)
     return measured
 
 
-def measure_each(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Finding] | DistcoreError]:
+def measure_each(
+    subjects: Sequence[Subject], limit: float = LIMIT, report: Report = id
+) -> list[list[Finding] | DistcoreError]:
     """Measure subjects with the same number of ranks in the same processes, one after another.
 
     Returns for each the findings of its cases, or the error of its setup or teardown. A case that takes the ranks down
@@ -93,7 +89,7 @@ def measure_each(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list
     for nproc in dict.fromkeys(int(subject.config.nproc) for subject in subjects):
         numbers = [number for number, subject in enumerate(subjects) if subject.config.nproc == nproc]
         with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
-            work = _Work(tuple(subjects[number] for number in numbers), nproc, Path(folder), limit)
+            work = _Work(tuple(subjects[number] for number in numbers), nproc, Path(folder), limit, report)
             results |= dict(zip(numbers, work.do(), strict=True))
     return [results[number] for number in range(len(subjects))]
 
@@ -113,10 +109,13 @@ class _Work:
     nproc: int
     folder: Path
     limit: float
+    report: Report
     todo: list[tuple[int, int]] = field(default_factory=list)
     """Subject and case, by number."""
     findings: dict[tuple[int, int], Finding] = field(default_factory=dict)
     failed: dict[int, DistcoreError] = field(default_factory=dict)
+    hung: Counter[int] = field(default_factory=Counter)
+    """Cases that took too long, by subject."""
 
     def do(self) -> list[list[Finding] | DistcoreError]:
         """Measure everything; for each subject its findings or its error."""
@@ -139,9 +138,9 @@ class _Work:
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)
             if reason:
-                self.findings[number, index] = case.skipped(reason)
+                self._found((number, index), case.skipped(reason))
             elif case.name in JOB_CASES:
-                self.findings[number, index] = self._measure_here(number, case)
+                self._found((number, index), self._measure_here(number, case))
             else:
                 self.todo.append((number, index))
 
@@ -160,17 +159,31 @@ class _Work:
         for pattern in ("position-*", "store-*", "left-*"):
             for stale in self.folder.glob(pattern):
                 stale.unlink()
-        before, starts = len(self.todo), len({number for number, _ in self.todo})
-        try:
-            launch(serve, assignment, nproc=self.nproc, timeout=len(self.todo) * self.limit + 2 * SETUP * starts)
-        except DistcoreError as error:
-            self._explain(error)
-        self._collect()
-        if len(self.todo) == before:  # the next launch would come no further
+        before, ended, failure = tuple(self.todo), Event(), None
+        timeout = len(before) * self.limit + 2 * SETUP * len({number for number, _ in before})
+        with ThreadPoolExecutor(1) as watch:
+            watching = watch.submit(self._watch, ended)
+            try:
+                launch(serve, assignment, nproc=self.nproc, timeout=timeout)
+            except DistcoreError as error:
+                failure = error
+            finally:
+                ended.set()
+            watching.result()
+        if failure:
+            self._explain(failure, before)
+        self._collect(set())
+        if len(self.todo) == len(before):  # the next launch would come no further
             for number in {number for number, _ in self.todo}:
                 self._fail(number, RankError("the ranks ended without a finding"))
 
-    def _explain(self, error: DistcoreError) -> None:
+    def _watch(self, ended: Event) -> None:
+        """Collect the findings of cases that all ranks have left, while the ranks run."""
+        while not ended.wait(0.2):
+            with suppress(ValueError):  # a rank is just writing its position
+                self._collect({position.case for position in positions(self.folder, self.nproc).values()})
+
+    def _explain(self, error: DistcoreError, launched: Sequence[tuple[int, int]]) -> None:
         """Record the case, or the subject's start or end, in which the ranks went down, with their message."""
         seen = positions(self.folder, self.nproc)
         at = {position.case for position in seen.values()}
@@ -180,42 +193,59 @@ class _Work:
             self._break(current, f"after {self.limit:g} s {who_is_stuck(seen)}" if stacks else str(error))
         else:
             why = RankError(f"{error}; {who_is_stuck(seen)}") if stacks and seen else error
-            begun = {number for number, _ in self.todo if at & {setup_of(number), teardown_of(number)}}
-            for number in begun or {number for number, _ in self.todo}:
+            begun = {number for number, _ in launched if at & {setup_of(number), teardown_of(number)}}
+            for number in begun or {number for number, _ in launched}:
                 self._fail(number, why)
+        if current and stacks:
+            self._count_hang(current[0])
         for file in stacks:
             file.unlink()
 
     def _break(self, pair: tuple[int, int], why: str) -> None:
         case = self.subjects[pair[0]].cases[pair[1]]
         broken = [finding for finding in self._read(pair) if finding.held is False]
-        self.findings[pair] = replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why)
+        self._found(pair, replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why))
+
+    def _count_hang(self, number: int) -> None:
+        self.hung[number] += 1
+        for pair in [pair for pair in self.todo if pair[0] == number and self.hung[number] == HANGS]:
+            self._found(pair, self.subjects[number].cases[pair[1]].skipped(f"not measured: {HANGS} cases hung before"))
+
+    def _found(self, pair: tuple[int, int], finding: Finding) -> None:
+        self.findings[pair] = finding
+        self.todo = [other for other in self.todo if other != pair]
+        self.report(finding)
 
     def _fail(self, number: int, error: DistcoreError) -> None:
         self.failed[number] = error
         self.todo = [pair for pair in self.todo if pair[0] != number]
 
-    def _collect(self) -> None:
+    def _collect(self, but: Collection[str]) -> None:
         for pair in self.todo:
-            written = self._read(pair)
+            written = self._read(pair) if name_of(*pair) not in but else []
             if len(written) == self.nproc:
-                self.findings.setdefault(pair, merged(written))
-        self.todo = [pair for pair in self.todo if pair not in self.findings]
+                self._found(pair, merged(written))
 
     def _read(self, pair: tuple[int, int]) -> list[Finding]:
         files = [finding_file(self.folder, name_of(*pair), rank) for rank in range(self.nproc)]
         return [Finding(**json.loads(file.read_text())) for file in files if file.exists()]
 
 
-def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
+def check_task(
+    name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = (), report: Report = id
+) -> list[Finding]:
     """Measure the laws of a task in this process; one finding per case, in the order of the laws.
 
     ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name, such as
-    ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a task that cannot be built or
-    prepared.
+    ``task_options.model``. ``only`` names some of the cases; ``report`` is as for ``measure``. Raises DistcoreError
+    for a task that cannot be built or prepared.
     """
     cases = _chosen(task_cases(), only)
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         lab = task_lab(name, settings or {}, Path(folder))
         exempt: Mapping[str, str] = lab.task.exempt
-        return [case.skipped(exempt[case.name]) if case.name in exempt else case.measure_in(lab) for case in cases]
+        findings = []
+        for case in cases:
+            findings.append(case.skipped(exempt[case.name]) if case.name in exempt else case.measure_in(lab))
+            report(findings[-1])
+        return findings

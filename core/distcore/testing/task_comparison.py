@@ -55,11 +55,6 @@ def largest(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).abs().max()) / scale
 
 
-def row_of(value: Tensor | Ragged, row: int) -> Tensor:
-    """Return one row of an output."""
-    return value[row]
-
-
 def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
     """Return True if two outputs are equal bit for bit."""
     if isinstance(one, Ragged) and isinstance(other, Ragged):
@@ -67,16 +62,14 @@ def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
 
 
-def leaves(batch: Any) -> list[Any]:
-    """Return the leaves of a batch, in order: arrays for tensors, other values as they are."""
-    from torch.utils._pytree import tree_leaves
-
-    return [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]
-
-
 def count_differing(one: Any, other: Any) -> int:
     """Return how many leaves of two batches differ."""
-    mine, others = leaves(one), leaves(other)
+    from torch.utils._pytree import tree_leaves
+
+    mine, others = (
+        [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]
+        for batch in (one, other)
+    )
     if len(mine) != len(others):
         return max(len(mine), len(others))
     return sum(not np.array_equal(a, b) for a, b in zip(mine, others, strict=True))

@@ -89,14 +89,16 @@ class TaskLab:
         """Return the loss of one phase for a batch, summed over its items."""
         return terms(self.task.losses_of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
 
-    def all_terms(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sum of the loss and its additional terms."""
+    def all_terms(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the sum of the loss and its additional terms, and these by name."""
         loss, further = terms(self.task.loss(model, self._consult(batch)))
-        return sum(further.values(), loss)
+        return sum(further.values(), loss), further
 
-    def further(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Return the additional terms of the loss by name."""
-        return terms(self.task.loss(model, self._consult(batch)))[1]
+    def evaluate_few(self, model: nn.Module) -> tuple[Datasets, Collected]:
+        """Evaluate the first rows of the evaluation data; return them and the results."""
+        few = self.few()
+        rows = np.arange(len(few.evaluation))
+        return few, self.evaluate(model, few.evaluation.batch(rows), len(rows))
 
     @torch.no_grad()
     def embeddings(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

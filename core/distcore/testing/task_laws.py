@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip
 from distcore.testing.register import task_law
-from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, row_of, same
+from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, same
 from distcore.testing.task_lab import TaskLab, change_random_state, on_another_rank
 
 MOST_ROWS = 100_000
@@ -34,7 +35,7 @@ def same_rows_again(lab: TaskLab) -> Measured:
         rows = lab.rows(one)
         if fingerprint(one) != fingerprint(other) or count_differing(one.batch(rows), other.batch(rows)):
             differing.append(name)
-    return Measured(error=len(differing), bound=EXACT, note=f"datasets that differ: {', '.join(differing) or 'none'}")
+    return _none_of(differing, "datasets that differ")
 
 
 @task_law("order")
@@ -68,13 +69,13 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
         raise Skip("the loss is one over the global batch: embeds-rows-alone measures what it reads")
     rows = lab.rows(lab.data.train)
     whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
-    together = lab.all_terms(whole, batch)
+    together, _ = lab.all_terms(whole, batch)
     with torch.no_grad():
-        again = relative(lab.all_terms(whole, batch), together)  # a state other than the weights changes it
+        again = relative(lab.all_terms(whole, batch)[0], together)  # a state other than the weights changes it
     together.backward()  # type: ignore[no-untyped-call]
     alone = torch.zeros(())
     for row in rows:
-        part = lab.all_terms(parts, lab.data.train.batch(row[None]))
+        part, _ = lab.all_terms(parts, lab.data.train.batch(row[None]))
         part.backward()  # type: ignore[no-untyped-call]
         alone = alone + part.detach()
     of_loss = relative(together.detach(), alone)
@@ -101,7 +102,7 @@ def terms_count(lab: TaskLab) -> Measured:
     """The additional terms of the loss are declared in ``logs``, and rows have counts of no other names."""
     if lab.task.whole_batch:
         raise Skip("the loss is one over the global batch")
-    given = set(lab.further(lab.build(), lab.data.train.batch(lab.rows(lab.data.train))))
+    given = set(lab.all_terms(lab.build(), lab.data.train.batch(lab.rows(lab.data.train)))[1])
     wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
     return Measured(error=len(wrong), bound=EXACT, note=f"not declared, or counted and not there: {wrong or 'none'}")
 
@@ -118,7 +119,7 @@ def phases_reach_theirs(lab: TaskLab) -> Measured:
         lab.loss_of_phase(phase, launcher, lab.data.train.batch(lab.rows(lab.data.train))).backward()  # type: ignore[no-untyped-call]
         wrong += [f"{phase}: {launcher.calls} calls"] if launcher.calls != 1 else []
         wrong += [f"{phase}: {name}" for name in sorted(names) if launcher.gradient(name) is None]
-    return Measured(error=len(wrong), bound=EXACT, note=f"calls, or without gradient: {', '.join(wrong[:3]) or 'none'}")
+    return _none_of(wrong, "calls, or without gradient")
 
 
 @task_law("gradient")
@@ -128,9 +129,8 @@ def loss_counts_items(lab: TaskLab) -> Measured:
         raise Skip("the loss is one over the global batch")
     if lab.task.has("phases"):
         raise Skip("the loss is a sum over phases")
-    few = lab.few()
     model = lab.build()
-    collected = lab.evaluate(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
+    few, collected = lab.evaluate_few(model)
     reported = lab.task.metrics(collected, few.evaluation, few).get("loss")
     if not isinstance(reported, int | float):
         raise Skip("the task reports no loss")
@@ -177,7 +177,7 @@ def rows_alone(lab: TaskLab) -> Measured:
     alone = [lab.evaluate(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
     worst, where = 0.0, "no outputs"
     for name, value in together.outputs.items():
-        error = max(largest(row_of(value, i), row_of(one.outputs[name], 0)) for i, one in enumerate(alone))
+        error = max(largest(value[i], one.outputs[name][0]) for i, one in enumerate(alone))
         worst, where = max((worst, where), (error, f"output {name!r}"))
     for name, total in together.sums.items():
         error = relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
@@ -207,14 +207,12 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
 @task_law("evaluation")
 def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the same names without rows."""
-    few = lab.few()
-    rows = np.arange(len(few.evaluation))
-    collected = lab.evaluate(lab.build(), few.evaluation.batch(rows), len(rows))
+    few, collected = lab.evaluate_few(lab.build())
     metrics = lab.task.metrics(collected, few.evaluation, few)
     declared = lab.task.declared_metrics
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
     missing += [name for name in declared if name not in lab.task.metrics(Collected(), few.evaluation, few)]
-    return Measured(error=len(missing), bound=EXACT, note=f"not there or no number: {', '.join(missing) or 'none'}")
+    return _none_of(missing, "not there or no number")
 
 
 @task_law("evaluation")
@@ -222,11 +220,9 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
     if not lab.task.predicts:
         raise Skip("the task has no predictions()")
-    few = lab.few()
-    rows = np.arange(len(few.evaluation))
-    collected = lab.evaluate(lab.build(), few.evaluation.batch(rows), len(rows))
-    lines = list(lab.task.predictions(collected.outputs, few))
-    return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
+    few, collected = lab.evaluate_few(lab.build())
+    lines, rows = len(list(lab.task.predictions(collected.outputs, few))), len(few.evaluation)
+    return Measured(error=abs(lines - rows), bound=EXACT, note=f"{lines} lines for {rows} rows")
 
 
 @task_law("checkpoint")
@@ -234,9 +230,7 @@ def same_weights_again(lab: TaskLab) -> Measured:
     """The same seed builds the same model, as it must on every rank."""
     one, other = lab.build().state_dict(), lab.build().state_dict()
     differing = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
-    return Measured(
-        error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
-    )
+    return _none_of(differing, "tensors that differ")
 
 
 @task_law("checkpoint")
@@ -253,9 +247,7 @@ def reopens_without_data(lab: TaskLab) -> Measured:
     mine, again = lab.build().state_dict(), lab.task.build_model(lab.config, data).state_dict()
     shapes, others = ({name: value.shape for name, value in state.items()} for state in (mine, again))
     differing = sorted(name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name))
-    return Measured(
-        error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
-    )
+    return _none_of(differing, "tensors that differ")
 
 
 @task_law("resume")
@@ -274,7 +266,7 @@ def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
     again = values_of(tasks.of(lab.config).task)
     differing = [name for name, value in lab.config.task_options.items() if again.get(name) != value]
-    return Measured(error=len(differing), bound=EXACT, note=f"options that differ: {', '.join(differing) or 'none'}")
+    return _none_of(differing, "options that differ")
 
 
 @task_law("surprise")
@@ -284,11 +276,12 @@ def builds_without_storage(lab: TaskLab) -> Measured:
         with torch.device("meta"):
             model = lab.task.build_model(lab.config, lab.data)
     except Exception as error:  # whatever build_model does with values that are not there
-        raise Skip(
-            f"build_model() needs values of tensors, so each rank builds it whole: {type(error).__name__}"
-        ) from None
+        why = f"build_model() needs values of tensors, so each rank builds it whole: {type(error).__name__}"
+        raise Skip(why) from None
     real = lab.build().state_dict()
     differing = sorted(real.keys() ^ model.state_dict().keys())
-    return Measured(
-        error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
-    )
+    return _none_of(differing, "tensors that differ")
+
+
+def _none_of(names: Sequence[str], what: str) -> Measured:
+    return Measured(error=len(names), bound=EXACT, note=f"{what}: {', '.join(names[:3]) or 'none'}")

@@ -115,6 +115,8 @@ class Sharded(Backend):
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
         """Shard the model in place. Accelerate requires an optimizer; the real one is built over the shards."""
+        if scalar := next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None):
+            raise StrategyError(f"parameter {scalar!r} has no dimension that could be sharded: give it the shape (1,)")
         model = model.to(run.world.device)
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):

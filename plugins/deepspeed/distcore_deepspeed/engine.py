@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, hookimpl
+from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, StrategyError, defaults, hookimpl
 from distcore_deepspeed import checkpoint, flat_buffers, library, ops
-from distcore_deepspeed.json_config import Tree
+from distcore_deepspeed.json_config import ZERO, Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
 
 _NOTHING = nullcontext()
@@ -33,8 +33,12 @@ def prepare(
 
     ``tree`` is the resolved config that ``initialize`` gives DeepSpeed; the extensions for it are compiled first.
     Master weights start from the model's own fp32 weights in any precision. For a model that is already partitioned in
-    16 bits, ``exact`` has the fp32 values of this rank's partitions, by name.
+    16 bits, ``exact`` has the fp32 values of this rank's partitions, by name. Raises StrategyError for a parameter
+    without dimensions, which DeepSpeed can only broadcast in stage 3.
     """
+    scalar = next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None)
+    if scalar and tree[ZERO]["stage"] < 3:
+        raise StrategyError(f"parameter {scalar!r} has no dimension: give it the shape (1,), or use stage 3")
     ops.build_for(tree)
     if exact is None:
         exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}

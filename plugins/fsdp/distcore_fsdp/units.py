@@ -24,8 +24,11 @@ def find_units(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     """Return the modules inside ``model`` to shard as units, by name, children before parents.
 
     A unit must own its parameters. A module that shares one with another part of the model is therefore left to the
-    root. Raises StrategyError for a name that fits no module.
+    root. Raises StrategyError for a name that fits no module, or a parameter without dimensions.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise StrategyError(f"parameter {name!r} has no dimension that could be sharded: give it the shape (1,)")
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
     else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distcore.config import parse_settings
 
@@ -32,30 +33,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set a config key, such as strategy_options.NAME=VALUE or device=cpu; repeatable",
     )  # fmt: skip
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table, a line as each case ends")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Exit code 0 if no case is broken, else 1; declared exemptions are skipped."""
-    findings, facts = _measure(arguments, parse_settings(arguments.set))
-    if arguments.json:
-        print(json.dumps([asdict(finding) | {"verdict": finding.verdict} | facts for finding in findings], indent=1))
-    else:
-        show(findings)
+    findings: list[Finding] = []
+    facts: dict[str, int] = {}
+
+    def report(finding: Finding) -> None:
+        if arguments.json:  # what was cut is valid with ``]``
+            content = asdict(finding) | {"verdict": finding.verdict} | facts
+            print("," if findings else "[", json.dumps(content), flush=True)
+        findings.append(finding)
+
+    try:
+        findings[:] = _measure(arguments, facts, report)  # in the order of the laws
+    finally:  # what was found is not lost to an error
+        if arguments.json and findings:
+            print("]")
+        elif findings:
+            show(findings)
+    if not arguments.json:
         for version in facts.values():
             print(f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version {version}")
     return BROKEN if any(finding.held is False for finding in findings) else 0
 
 
-def _measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
-    """Return the findings and, of a strategy, for which version of the hook specs it was written."""
+def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]) -> list[Finding]:
+    """Return and report the findings; ``facts`` gets the version of the hook specs for which a strategy was written."""
     from distcore.testing.runner import check_task, measure, subject_of
 
+    settings = parse_settings(arguments.set)
     if arguments.task:
-        return check_task(arguments.task, settings, only=arguments.case), {}
+        return check_task(arguments.task, settings, arguments.case, report)
     subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
-    declared = subject.strategy().capabilities
-    return measure([subject])[0], {"spec_version": declared.spec_version}
+    facts["spec_version"] = subject.strategy().capabilities.spec_version
+    return measure([subject], report=report)[0]
 
 
 def show(findings: list[Finding]) -> None:

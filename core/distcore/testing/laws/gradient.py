@@ -11,9 +11,9 @@ from distcore.engine.meter import agree_on_tally
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, SCALE, Measured, Skip
-from distcore.testing.lab import BY_TOKENS, Lab, Trained
+from distcore.testing.lab import BY_TOKENS, Lab
 from distcore.testing.problem import Problem
-from distcore.testing.reference import Solution, apart, build_untrained, solve
+from distcore.testing.reference import Series, apart, build_untrained, solve
 from distcore.testing.register import law
 from distcore.testing.variants import Climbing, Phased, Referenced, TwoTerms, WholeBatch
 
@@ -30,9 +30,7 @@ def partitions(lab: Lab) -> Measured:
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     rows = 4 * lab.global_batch + 2
-    measurements = [compare(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
-    measurements.append(compare(lab, Problem(rows=rows), **BY_TOKENS))
-    return max(measurements, key=lambda measured: (measured.error != measured.error, measured.error))
+    return _cut(lab, Problem(rows=rows), *({"micro_batch_size": size} for size in sizes), BY_TOKENS)
 
 
 @law("gradient")
@@ -94,8 +92,9 @@ def tied_parameters(lab: Lab) -> Measured:
 
 @law("gradient")
 def parameter_groups(lab: Lab) -> Measured:
-    """Strong weight decay, with unusual betas, acts on all trained parameters but biases and normalization weights."""
-    return compare(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0, "betas": [0.7, 0.8]})
+    """Groups are trained with their own rates; strong weight decay acts on all but biases and normalization weights."""
+    groups = [{"match": "up|frozen", "lr_scale": 0.2, "weight_decay": 1.0}, {"match": "down", "lr_scale": 3.0}]
+    return compare(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0, "betas": [0.7, 0.8], "groups": groups})
 
 
 @law("gradient")
@@ -115,22 +114,14 @@ def frozen_model(lab: Lab) -> Measured:
 def whole_batch(lab: Lab) -> Measured:
     """Training with a loss over the global batch equals plain PyTorch, in one micro-batch and in many."""
     _calls_any_time(lab)
-    sizes = [1, max(1, lab.global_batch // lab.world.size)]
-    measured = [compare(lab, WholeBatch(rows=4 * lab.global_batch + 2), micro_batch_size=size) for size in sizes]
-    return max(measured, key=lambda one: (one.error != one.error, one.error))
+    return _cut(lab, WholeBatch(rows=4 * lab.global_batch + 2))
 
 
 @law("gradient")
 def phases(lab: Lab) -> Measured:
     """Training in two phases equals a loop of plain PyTorch with two optimizers, after an evaluation, too."""
     needs_phases(lab)
-    problem, sizes = Phased(rows=4 * lab.global_batch + 2), [1, max(1, lab.global_batch // lab.world.size)]
-    measured = []
-    for size in sizes:
-        job = lab.job(problem, micro_batch_size=size)
-        job.evaluate()
-        measured.append(distance(job.train(STEPS), solve(job.task, job.run.config, STEPS)))
-    return max(measured, key=lambda one: (one.error != one.error, one.error))
+    return _cut(lab, Phased(rows=4 * lab.global_batch + 2))
 
 
 @law("gradient")
@@ -138,9 +129,7 @@ def own_steps(lab: Lab) -> Measured:
     """Steps of two passes that a task makes itself equal plain PyTorch, in one micro-batch and in many."""
     if not lab.hooks.capabilities.own_steps:
         raise Skip("the strategy does not declare own_steps: it refuses tasks that make their own steps (train_step)")
-    problem, sizes = Climbing(rows=4 * lab.global_batch + 2), [1, max(1, lab.global_batch // lab.world.size)]
-    measured = [compare(lab, problem, micro_batch_size=size) for size in sizes]
-    return max(measured, key=lambda one: (one.error != one.error, one.error))
+    return _cut(lab, Climbing(rows=4 * lab.global_batch + 2))
 
 
 @law("gradient")
@@ -178,6 +167,20 @@ def bf16(lab: Lab) -> Measured:
 
 
 @law("gradient")
+def fp16(lab: Lab) -> Measured:
+    """In fp16 all ranks skip a step in which the gradient of one rank overflows; the others equal plain PyTorch."""
+    declared = lab.hooks.capabilities
+    if "fp16" not in declared.precisions or "precision" in declared.owns:
+        raise Skip("the strategy declares no fp16, or scales the loss itself")
+    problem = Problem(rows=4 * lab.global_batch + 2)
+    plan = training_plan(lab.config(), problem.prepare(lab.config()).train)
+    problem = replace(problem, heavy=(int(plan.rows(0, 1)[0]), int(plan.rows(0, 3)[-1])))  # of the first and last rank
+    job = lab.job(problem, precision="fp16")
+    solution = solve(job.task, job.run.config, STEPS)
+    return distance(replace(job.train(STEPS), norms=[]), replace(solution, norms=[]), BF16)
+
+
+@law("gradient")
 def dropout_repeats(lab: Lab) -> Measured:
     """With dropout, two runs are equal bit for bit, although one evaluates and saves in between."""
     first, second = (lab.job(Problem(dropout=0.2)).train(STEPS, interrupted=between) for between in (False, True))
@@ -200,7 +203,18 @@ def dropout_by_row(lab: Lab) -> Measured:
     measured = [distance(lab.job(problem, **cut).train(STEPS), expected) for cut in cuts]
     if expected.losses[0] == lab.build_alone(Problem(rows=problem.rows)).train(1).losses[0]:
         return Measured(error=float("inf"), bound=FP32, note="dropout was off: nothing was tested")
-    return max(measured, key=lambda one: (one.error != one.error, one.error))
+    return max(measured, key=_badness)
+
+
+def _cut(lab: Lab, problem: Problem, *cuts: dict[str, Any]) -> Measured:
+    """Return the worst difference from plain PyTorch, by default with the smallest and the largest micro-batches."""
+    shares = max(1, lab.global_batch // lab.world.size)
+    both: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"micro_batch_size": shares}]
+    return max((compare(lab, problem, **cut) for cut in cuts or both), key=_badness)
+
+
+def _badness(measured: Measured) -> tuple[bool, float]:
+    return measured.error != measured.error, measured.error
 
 
 def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
@@ -209,11 +223,13 @@ def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> 
     ``changes`` are those of ``Lab.config``.
     """
     job = lab.job(problem, **changes)
+    if isinstance(problem, Phased):
+        job.evaluate()  # the turns go on after it
     trained = job.train(STEPS)
     return distance(trained, solve(job.task, job.run.config, STEPS), bound)
 
 
-def distance(trained: Trained, solution: Solution | Trained, bound: float = FP32) -> Measured:
+def distance(trained: Series, solution: Series, bound: float = FP32) -> Measured:
     """Return the largest relative error, of the gradient norm and loss of each step and of the final tensors.
 
     It is infinite if a tensor is missing, or if the numbers of steps differ.
@@ -227,7 +243,7 @@ def distance(trained: Trained, solution: Solution | Trained, bound: float = FP32
     return Measured(error=errors[worst], bound=bound, note=note)
 
 
-def _scale(trained: Trained, solution: Solution | Trained) -> str:
+def _scale(trained: Series, solution: Series) -> str:
     """Return why the first gradient may be a whole multiple of the expected one, or a fraction; empty if it is not."""
     if not (trained.norms and solution.norms and trained.norms[0] and solution.norms[0]):
         return ""
@@ -248,7 +264,7 @@ def _worst(actual: list[float], expected: list[float]) -> float:
     return next((error for error in errors if error != error), max(errors, default=0.0))
 
 
-def _steps_of(worst: str, trained: Trained, solution: Solution | Trained) -> str:
+def _steps_of(worst: str, trained: Series, solution: Series) -> str:
     """Return the first value and the expected one of a series over steps: they show a wrong scale."""
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
     if worst not in pairs:
