@@ -1,9 +1,4 @@
-"""The parts of a measurement: cases, measured errors with bounds, and findings.
-
-A case is a function that measures one promise of a law and returns an error with its bound. Most cases run inside the
-ranks, in a world that is already set up. Cases that start processes of their own run in the process that starts the
-ranks.
-"""
+"""The parts of a measurement: cases, measured errors with bounds, and findings."""
 
 from __future__ import annotations
 
@@ -15,15 +10,8 @@ from distcore.errors import DistcoreError
 from distcore.launchers.processes.failures import one_line
 
 LAWS = {
-    "order": 1,
-    "gradient": 2,
-    "clipping": 3,
-    "evaluation": 4,
-    "checkpoint": 5,
-    "resume": 7,
-    "agreement": 8,
-    "surprise": 9,
-}
+    "order": 1, "gradient": 2, "clipping": 3, "evaluation": 4, "checkpoint": 5, "resume": 7, "agreement": 8, "surprise": 9,
+}  # fmt: skip
 """Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the core can break it."""
 
 SCALE = "gradients are "

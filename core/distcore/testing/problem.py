@@ -1,9 +1,4 @@
-"""The small training task with which the laws are measured; ``distcore.testing.reference`` solves it in plain PyTorch.
-
-It has the features that strategies handle wrongly. Rows have unequal lengths and, on request, unequal weights in the
-mean loss. The model has normalization, a frozen layer and a buffer and, on request, dropout, a tied weight or an unused
-layer.
-"""
+"""The small training task with which the laws are measured: it has what strategies handle wrongly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The reference: the same training in plain PyTorch, in one process, a whole global batch at once.
-
-It shares none of the core's training loop, so that an error in the loop shows as a difference.
-"""
+"""The reference: the same training in plain PyTorch, in one process; it shares nothing with the core's loop."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distcore.checkpoint import Tensors
 from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig, with_changes
 from distcore.engine.loader import to_device
@@ -38,7 +34,7 @@ class Series:
     """L2 norm of the gradient before clipping, one value per step; NaN if a strategy did not report it."""
     rates: list[float]
     """Learning rate of the optimizer's first group, one value per step: here of the step, of a job after it."""
-    state: Tensors
+    state: Mapping[str, Tensor]
     """All tensors of a checkpoint after the last step, whole and on the CPU; the same on every rank."""
 
 
@@ -51,10 +47,7 @@ class Solution(Series):
 
 
 def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
-    """Train for the first ``steps`` optimizer steps of a run of ``config.max_steps`` on the problem's own rows.
-
-    The solution does not depend on the strategy, so each one is computed once per process.
-    """
+    """Train for the first ``steps`` optimizer steps of a run, for all strategies once per process."""
     neutral = with_changes(config, {"strategy": "single", "strategy_options": {}, "nproc": 1})
     return _solve(problem, neutral.model_dump_json(), steps)
 
@@ -101,7 +94,7 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
         for scheduler in schedulers:
             scheduler.step()
     state = {name: value.cpu() for optimizer in optimizers for name, value in state_of(module, optimizer).items()}
-    return Solution(module=module.cpu(), state=Tensors(state), losses=losses, norms=norms, rates=rates)
+    return Solution(module=module.cpu(), state=state, losses=losses, norms=norms, rates=rates)
 
 
 MeanLoss = Callable[[nn.Module, nn.Module, Dataset, np.ndarray], Tensor]
@@ -127,11 +120,7 @@ def build_untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.M
 
 
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name: ``model/NAME`` and ``optimizer/NAME/KEY``.
-
-    They are the parameters and buffers of ``module`` and the state of ``optimizer`` per parameter (for AdamW two
-    moments and the step count). They share memory with both.
-    """
+    """Return the tensors of a checkpoint by name, ``model/NAME`` and ``optimizer/NAME/KEY``; they share memory."""
     parameters = dict(module.named_parameters())
     state = {f"model/{name}": value.detach() for name, value in (parameters | dict(module.named_buffers())).items()}
     for name, parameter in parameters.items():

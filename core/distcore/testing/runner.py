@@ -231,21 +231,15 @@ class _Work:
         return [Finding(**json.loads(file.read_text())) for file in files if file.exists()]
 
 
-def check_task(
-    name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = (), report: Report = id
-) -> list[Finding]:
+def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
     """Measure the laws of a task in this process; one finding per case, in the order of the laws.
 
     ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name, such as
-    ``task_options.model``. ``only`` names some of the cases; ``report`` is as for ``measure``. Raises DistcoreError
-    for a task that cannot be built or prepared.
+    ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a task that cannot be built or
+    prepared.
     """
     cases = _chosen(task_cases(), only)
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         lab = task_lab(name, settings or {}, Path(folder))
         exempt: Mapping[str, str] = lab.task.exempt
-        findings = []
-        for case in cases:
-            findings.append(case.skipped(exempt[case.name]) if case.name in exempt else case.measure_in(lab))
-            report(findings[-1])
-        return findings
+        return [case.skipped(exempt[case.name]) if case.name in exempt else case.measure_in(lab) for case in cases]

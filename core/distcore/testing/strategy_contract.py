@@ -1,10 +1,4 @@
-"""The laws as pytest tests; the one module here that imports pytest.
-
-A plugin's test is three lines::
-
-    class TestMine(StrategyContract):
-        strategy = "mine"
-"""
+"""The laws as pytest tests; the one module here that imports pytest. A plugin subclasses ``StrategyContract``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The laws from a task's side as pytest tests.
-
-A task's test is three lines::
-
-    class TestMine(TaskContract):
-        task = "mine"
-"""
+"""The laws from a task's side as pytest tests: a task's test subclasses ``TaskContract``."""
 
 from __future__ import annotations
 

@@ -66,7 +66,10 @@ def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Calla
 
     settings = parse_settings(arguments.set)
     if arguments.task:
-        return check_task(arguments.task, settings, arguments.case, report)
+        measured = check_task(arguments.task, settings, arguments.case)
+        for finding in measured:
+            report(finding)
+        return measured
     subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
     facts["spec_version"] = subject.strategy().capabilities.spec_version
     return measure([subject], report=report)[0]

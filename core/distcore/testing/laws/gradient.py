@@ -218,10 +218,7 @@ def _badness(measured: Measured) -> tuple[bool, float]:
 
 
 def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
-    """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return the difference.
-
-    ``changes`` are those of ``Lab.config``.
-    """
+    """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return the difference."""
     job = lab.job(problem, **changes)
     if isinstance(problem, Phased):
         job.evaluate()  # the turns go on after it
@@ -230,10 +227,7 @@ def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> 
 
 
 def distance(trained: Series, solution: Series, bound: float = FP32) -> Measured:
-    """Return the largest relative error, of the gradient norm and loss of each step and of the final tensors.
-
-    It is infinite if a tensor is missing, or if the numbers of steps differ.
-    """
+    """Return the largest relative error, of the gradient norm and loss of each step and of the final tensors."""
     errors = {"gradient norm": _worst(trained.norms, solution.norms), "loss": _worst(trained.losses, solution.losses)}
     error, name = apart(trained.state, solution.state)
     errors[name] = error
