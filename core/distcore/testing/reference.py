@@ -174,10 +174,7 @@ def _rate(config: RunConfig, step: int) -> float:
 
 
 def apart(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Return the largest relative L2 distance of a tensor in ``actual`` from the expected one, and that tensor's name.
-
-    The distance is infinite if a tensor is missing or has another shape; tensors that are not expected are ignored.
-    """
+    """Return the largest relative L2 distance of a tensor from the expected one, infinite without it, and its name."""
     if missing := sorted(expected.keys() - actual.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"
     distances = {name: difference(actual[name], value).relative for name, value in expected.items()}

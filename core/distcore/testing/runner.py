@@ -65,10 +65,7 @@ def subject_of(
 
 
 def measure(subjects: Sequence[Subject], limit: float = LIMIT, report: Report = id) -> list[list[Finding]]:
-    """Return the findings of each subject, in the order of its cases; raises the first DistcoreError of any.
-
-    ``report`` is called with each finding as its case ends, also where an error follows.
-    """
+    """Return the findings by subject, and ``report`` each as its case ends; raises the first DistcoreError of any."""
     measured = []
     for findings in measure_each(subjects, limit, report):
         if isinstance(findings, DistcoreError):
