@@ -49,7 +49,7 @@ def round_trip(lab: Lab) -> Measured:
     problem = Counts(tied=_problem(lab).tied)
     trained = lab.job(problem).train(3)
     buffers = {"scale": torch.tensor(2.0)} | COUNTS
-    state = checkpoint.Tensors(trained.state | {f"model/{name}": value for name, value in buffers.items()})
+    state = checkpoint.Tensors(dict(trained.state) | {f"model/{name}": value for name, value in buffers.items()})
     rounded = {name: value.bfloat16() if name.startswith("model/") else value for name, value in state.items()}
     rounded |= {name: value for name, value in state.items() if not value.is_floating_point()}
     errors = []
@@ -79,7 +79,7 @@ def loads_into_every_rank(lab: Lab) -> Measured:
     """After loading, the forward pass on every rank uses the loaded parameters and buffers."""
     problem = replace(_problem(lab), evaluation_rows=4 * lab.world.size)
     trained = lab.job(problem).train(3)
-    state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
+    state = checkpoint.Tensors(dict(trained.state) | {"model/scale": torch.tensor(2.0)})
     fresh, alone = lab.job(problem), lab.build_alone(problem)
     for job in (fresh, alone):
         job.hooks.load_checkpoint(job.run, state, trained.progress)
