@@ -111,7 +111,12 @@ class ZeRO(Backend):
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Build DeepSpeed's engine through Accelerate. DeepSpeed's config may replace the optimizer."""
+        """Build DeepSpeed's engine through Accelerate. DeepSpeed's config may replace the optimizer.
+
+        Raises StrategyError for a parameter without dimensions.
+        """
+        if scalar := next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None):
+            raise StrategyError(f"parameter {scalar!r} has no dimension: give it the shape (1,)")
         tree: Tree = accelerator.state.deepspeed_plugin.deepspeed_config
         optimizer = _optimizer(tree, run, make_optimizer(model))
         return engine.prepare(run, model, tree, lambda: _initialize(accelerator, model, optimizer))

@@ -50,10 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         findings[:] = _measure(arguments, facts, report)  # in the order of the laws
     finally:  # what was found is not lost to an error
-        if arguments.json and findings:
-            print("]")
-        elif findings:
-            show(findings)
+        if findings:
+            print("]") if arguments.json else show(findings)
     if not arguments.json:
         for version in facts.values():
             print(f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version {version}")
@@ -66,8 +64,7 @@ def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Calla
 
     settings = parse_settings(arguments.set)
     if arguments.task:
-        measured = check_task(arguments.task, settings, arguments.case)
-        for finding in measured:
+        for finding in (measured := check_task(arguments.task, settings, arguments.case)):
             report(finding)
         return measured
     subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
