@@ -714,7 +714,7 @@ OF_THREE = {AveragesWithItsPartner: "partitions", GathersMainRankFirst: "gather-
 @pytest.mark.slow
 def test_three_ranks_show_what_two_cannot() -> None:
     for nproc, held in ((2, True), (3, False)):
-        found = measure([subject(make, case, nproc=nproc) for make, case in OF_THREE.items()])
-        assert [finding.held for (finding,) in found] == [held] * len(OF_THREE), found
+        measured = measure([subject(make, case, nproc=nproc) for make, case in OF_THREE.items()])
+        assert [finding.held for (finding,) in measured] == [held] * len(OF_THREE), measured
     (right,) = measure([subject(DDPStrategy, *OF_THREE.values(), nproc=3)])
     assert all(finding.held for finding in right)

@@ -135,9 +135,9 @@ class _Work:
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)
             if reason:
-                self._found((number, index), case.skipped(reason))
+                self._keep((number, index), case.skipped(reason))
             elif case.name in JOB_CASES:
-                self._found((number, index), self._measure_here(number, case))
+                self._keep((number, index), self._measure_here(number, case))
             else:
                 self.todo.append((number, index))
 
@@ -201,14 +201,14 @@ class _Work:
     def _break(self, pair: tuple[int, int], why: str) -> None:
         case = self.subjects[pair[0]].cases[pair[1]]
         broken = [finding for finding in self._read(pair) if finding.held is False]
-        self._found(pair, replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why))
+        self._keep(pair, replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why))
 
     def _count_hang(self, number: int) -> None:
         self.hung[number] += 1
         for pair in [pair for pair in self.todo if pair[0] == number and self.hung[number] == HANGS]:
-            self._found(pair, self.subjects[number].cases[pair[1]].skipped(f"not measured: {HANGS} cases hung before"))
+            self._keep(pair, self.subjects[number].cases[pair[1]].skipped(f"not measured: {HANGS} cases hung before"))
 
-    def _found(self, pair: tuple[int, int], finding: Finding) -> None:
+    def _keep(self, pair: tuple[int, int], finding: Finding) -> None:
         self.findings[pair] = finding
         self.todo = [other for other in self.todo if other != pair]
         self.report(finding)
@@ -221,7 +221,7 @@ class _Work:
         for pair in self.todo:
             written = self._read(pair) if name_of(*pair) not in but else []
             if len(written) == self.nproc:
-                self._found(pair, merged(written))
+                self._keep(pair, merged(written))
 
     def _read(self, pair: tuple[int, int]) -> list[Finding]:
         files = [finding_file(self.folder, name_of(*pair), rank) for rank in range(self.nproc)]
