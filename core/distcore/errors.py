@@ -152,7 +152,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _is_slip(word: str, name: str) -> bool:
     """Return True if ``word`` is ``name`` but for one wrong letter, or two neighbors that have changed places."""
     wrong = [at for at, (typed, meant) in enumerate(zip(word, name, strict=False)) if typed != meant]
-    if len(word) != len(name) or not wrong or len(wrong) > 2:
+    if len(word) != len(name) or word.isdecimal() or not wrong or len(wrong) > 2:
         return False
     first, last = wrong[0], wrong[-1]
     return first == last or (last == first + 1 and word[first : last + 1] == name[last] + name[first])
