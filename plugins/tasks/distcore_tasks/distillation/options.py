@@ -52,9 +52,10 @@ class DistillationOptions(TextOptions):
     @property
     def as_teacher(self) -> TextOptions:
         """The same options of text classification, for the teacher."""
-        return TextOptions(
-            **{field.name: getattr(self, field.name) for field in fields(TextOptions)} | {"model": self.teacher}
-        )
+        from distcore_tasks.text_classification.task import TextClassification
+
+        same = {field.name: getattr(self, field.name) for field in fields(TextOptions)}
+        return TextClassification(**same | {"model": self.teacher})
 
     def why_not_padding_free(self) -> str | None:
         """Return the reason why the model needs padding; ``None`` if it does not."""

@@ -139,3 +139,8 @@ def test_numbered_classes_fit_numbers_alone() -> None:
         check_classes(given, ["0", "1"], "rows.json")
         with pytest.raises(ModelError, match=r"its classes are LABEL_0, LABEL_1, those of rows\.json are no, yes"):
             check_classes(given, ["no", "yes"], "rows.json")
+
+
+def test_it_needs_no_data() -> None:
+    data = Distillation().prepare(RunConfig())
+    assert "teacher bert-mini has random weights" in data.warnings[-1]
