@@ -54,8 +54,7 @@ def foreign(strategy: str) -> set[str]:
     entries = registry.entries("strategies")
     own = entries.pop(strategy)
     theirs = _needs([requirement for entry in entries.values() for requirement in _requirements(entry.dist)])
-    # Another plugin may require the distribution of this strategy.
-    itself = [_normal(own.dist.name)] if own.dist else []
+    itself = [_normal(own.dist.name)] if own.dist else []  # another plugin may require it
     theirs -= _needs(["distcore", *itself, *_requirements(own.dist, extras=True)])
     required = {module for module, owners in packages_distributions().items() if theirs & set(map(_normal, owners))}
     return {entry.module for entry in entries.values()} - {own.module} | required

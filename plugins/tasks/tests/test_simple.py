@@ -71,6 +71,16 @@ def test_the_report_is_the_mean_of_each_metric_and_null_without_rows() -> None:
     assert task.report({}, data) == {"loss": None, "near": None}
 
 
+def test_a_mistyped_metric_is_named_before_the_first_step() -> None:
+    class Mistyped(Lines):
+        def row_metrics(self, model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
+            return {"nera": super().row_metrics(model, batch)["near"]}
+
+    data = Mistyped().prepare(CONFIG)
+    with pytest.raises(TaskError, match=r"task Mistyped: .*returned 'nera', and not 'near', which `metrics`"):
+        Mistyped().outputs(nn.Linear(1, 1), data.evaluation.batch(np.arange(7)))
+
+
 def test_content_tells_rows_apart() -> None:
     one, other = (Lines(slope=slope).prepare(CONFIG).train for slope in (2.0, 3.0))
     assert one.content == Lines().prepare(CONFIG).train.content != other.content  # type: ignore[attr-defined]

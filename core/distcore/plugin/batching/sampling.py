@@ -137,11 +137,7 @@ class BatchPlan:
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
     """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each rank is a shard."""
-    return partial(_split, plan, shard, shards)  # a loader's processes may have to unpickle it
-
-
-def _split(plan: BatchPlan, shard: int, shards: int, epoch: int, step: int) -> list[MicroBatch]:
-    return plan.split(epoch, step, shard, shards)
+    return partial(plan.split, shard=shard, shards=shards)  # a loader's processes may have to unpickle it
 
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:

@@ -98,6 +98,12 @@ class Simple:
     def outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the metrics of each row, the loss among them; shape ``(n,)`` each."""
         metrics = self.row_metrics(model, batch)
+        known = self.metrics.keys() | {"loss"}
+        if (lacking := known - metrics.keys() - {"loss"}) and (other := metrics.keys() - known):
+            raise TaskError(
+                f"task {type(self).__name__}: row_metrics() returned {min(other)!r}, and not {min(lacking)!r}, which "
+                "`metrics` of the task declares"
+            )
         if "loss" in metrics:
             return metrics
         from distcore.plugin.task.bound import row_losses_alone  # with torch, which is slow to import
