@@ -128,6 +128,8 @@ def make_pretrained(folder: Path, model: str, steps: int | None, distcore: Seque
     """
     if Path(model).is_dir():
         return Path(model)
+    if "/" in model:
+        raise ValueError(f"model {model}: no such folder")
     run = folder / "pretraining"
     job = ["--model", model, "--data", str(folder / "others.json"), "--eval-fraction", "0.05", "--out", str(run)]
     rate = ["--epochs", "2", "--lr", "1e-4", "--set", "checkpoints.best=null"]
