@@ -249,10 +249,8 @@ class BoundTask:
             return own
         if not self.has("row_loss"):
             raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
-        row_loss, checked = (
-            _logging(self._own["row_loss"], log),
-            partial(checked_losses, row_loss=self._own["row_loss"]),
-        )
+        row_loss = _logging(self._own["row_loss"], log)
+        checked = partial(checked_losses, row_loss=self._own["row_loss"])
 
         def summed(model: nn.Module, batch: Batch) -> Losses:
             losses, others = terms(row_loss(model, batch))
