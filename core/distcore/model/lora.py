@@ -49,7 +49,7 @@ def resolve_alpha(config: RunConfig) -> float | str:
     if lora.rank is None:
         if changed := sorted(name for name, value in lora if value != getattr(LoRA(), name)):
             value = getattr(lora, changed[0])
-            raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=RANK")
+            raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=NAME")
         return lora.alpha
     if find_spec("peft") is None:
         raise ConfigError(f"lora.rank = {lora.rank}: needs peft, which is not installed: pip install peft")
