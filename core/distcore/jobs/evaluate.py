@@ -15,7 +15,7 @@ from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.surroundings import check_rows
 from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
-from distcore.distributed.arithmetic import arithmetic_of
+from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import evaluate
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
@@ -94,7 +94,7 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
-    with explain_mixed_devices(run, hooks):
+    with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):
         evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),

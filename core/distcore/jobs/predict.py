@@ -19,7 +19,7 @@ from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.surroundings import check_task_files
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
-from distcore.distributed.arithmetic import arithmetic_of
+from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import collect
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
@@ -154,7 +154,7 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     evaluate_batch, said = task.evaluation(run, labeled=False), time.monotonic()
     for rows in prediction.windows(task, skip=done):
         named = task.unlabeled(rows, data)
-        with explain_mixed_devices(run, hooks):
+        with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):
             collected = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, collected.outputs, named, rows)
         on_all_ranks(run, hooks, failed, write if world.is_main else None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.distributed.arithmetic import arithmetic_of
+from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.loop import steps_ahead
 from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import begin, is_due, set_up
@@ -72,6 +72,7 @@ class Session:
             self._hooks, world = set_up(resolved, rank_info, listens=False)
             self._opened, self._data, self._saver, self._progress, _ = begin(world, resolved, self._hooks, rank_info)
             stack.callback(self._saver.close)
+            stack.enter_context(attention_of(world.device, self._data.train.lengths))
             self._saved = self._progress.step
             self._stack = stack.pop_all()
         return self
