@@ -162,6 +162,13 @@ def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)
 
 
+def test_tied_weights_stay_tied_where_a_move_makes_new_parameters(folder: Path) -> None:
+    cases = ("tied-parameters", "into-single", "from-single", "loads-into-every-rank")
+    asked = [word for case in cases for word in ("--case", case)]
+    ran = program(folder, "-m", "distcore", "check", "--strategy", "single", "--nproc", "1", "--json", *asked)
+    assert {one["case"]: one["verdict"] for one in json.loads(ran.stdout)} == dict.fromkeys(cases, "held")
+
+
 def test_make_gpu_is_rehearsed(folder: Path) -> None:
     record, tests = folder / "record.jsonl", Path(__file__).parents[1] / "gpu"
     environment = os.environ | {"PYTHONPATH": simulated_device.PATHS, "DISTCORE_GPU_RECORD": str(record)}
