@@ -146,6 +146,13 @@ def test_tensors_on_different_devices_end_in_one_line(kind: str, results: dict[s
     }[kind] in line
 
 
+def test_tied_weights_stay_tied_where_a_move_makes_new_parameters(results: dict[str, Any]) -> None:
+    on_device, on_cpu = results["tied_parameters"]
+    assert on_device == on_cpu
+    loss, expected = results["tied"]
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
     assert program(folder, str(JOBS), "hang").returncode == 7
 
@@ -160,13 +167,6 @@ def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
         assert (report["device"], report["world_size"]) == (device, 2)
         losses[device] = report["evaluation"]["loss"]
     assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)
-
-
-def test_tied_weights_stay_tied_where_a_move_makes_new_parameters(folder: Path) -> None:
-    cases = ("tied-parameters", "into-single", "from-single", "loads-into-every-rank")
-    asked = [word for case in cases for word in ("--case", case)]
-    ran = program(folder, "-m", "distcore", "check", "--strategy", "single", "--nproc", "1", "--json", *asked)
-    assert {one["case"]: one["verdict"] for one in json.loads(ran.stdout)} == dict.fromkeys(cases, "held")
 
 
 def test_make_gpu_is_rehearsed(folder: Path) -> None:

@@ -83,6 +83,12 @@ def scaled() -> dict[str, Any]:
     return {"before": 2.0**127, "after": ready.scaler.get_scale(), "stepped": stepped}
 
 
+def count_parameters(device: str) -> int:
+    """Count a wrapped model's parameters, tied ones once."""
+    ready, _, _ = build(Problem(tied=True), device=device)
+    return len(list(ready.module.parameters()))
+
+
 class Watched(RandomRows):
     """Rows that record their reads: the order, and simultaneous ones."""
 
@@ -190,6 +196,8 @@ def everything() -> dict[str, Any]:
     cases = [("fp32", 0), ("fp32", 2), ("bf16", 0), ("bf16", 2), ("fp16", 0)]
     results["counts"] = {f"{precision}-{count}": count_device_calls(precision, count) for precision, count in cases}
     results["scale"] = scaled()
+    results["tied"] = [run(f"tied-{device}", Problem(tied=True), device=device)["loss"] for device in ("sim", "cpu")]
+    results["tied_parameters"] = [count_parameters(device) for device in ("sim", "cpu")]
     results["rows"] = {device: order(device) for device in ("sim", "cpu")}
     Watched.pause = 0.02
     run("overlaps", Watches(), eval_every=1)
