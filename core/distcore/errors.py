@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +19,8 @@ FLAG = re.compile(
     r"|(?<![\w-])--(?P<name>[a-z][a-z-]*)(?: (?P<value>[^\s,;:()]+)(?=[,;:)]|$| or | --))?"
 )
 """A flag of the command line in a message, or a command."""
+OTHERS = Path(__file__).with_name("words_of_others.txt")
+"""Flags of other libraries and launchers, a line each, with their counterparts here; and the key, if it differs."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(__file__).parents[2] / 'plugins'}{os.sep}")
@@ -136,6 +138,14 @@ def _with_keys(message: str) -> str:
         return flag["command"] or f"{name}{given}"
 
     return FLAG.sub(key, message)
+
+
+def here_it_is(word: str, known: Container[str]) -> str:
+    """Return a hint if other libraries have the flag or key ``word``, and ``known`` has its like here."""
+    table = dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
+    flag, _, key = table.get(f"--{word.lstrip('-')}".replace("_", "-"), "").partition(" | ")
+    here = flag if word.startswith("-") else key or _with_keys(flag)
+    return f" (here it is {here})" if re.split("[ ,.=]", here)[0] in known else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

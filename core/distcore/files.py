@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import math
 import os
@@ -40,6 +41,12 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal; raises OSError."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def hold(file: Path) -> TextIO | None:

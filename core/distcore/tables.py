@@ -54,7 +54,9 @@ def print_cells(
         table = _plain_table()
         for index in shown:
             align: JustifyMethod = "right" if numbers and index else "left"  # only the first column is ever narrowed
-            table.add_column(headings[index], justify=align, overflow="fold", width=widths[index] if index else None)
+            table.add_column(
+                _text(headings[index]), justify=align, overflow="fold", width=widths[index] if index else None
+            )
         for row in rows:
             table.add_row(*(_text(row[index]) for index in shown))
         if number:
@@ -68,7 +70,7 @@ def print_described(console: Console, headings: Sequence[str], rows: Sequence[Se
     widths = _narrowed(names, console.width - PROSE - GAP * len(names))
     table = _plain_table()
     for heading, width in zip(headings, [*widths, None], strict=True):
-        table.add_column(heading, width=width, overflow="fold")
+        table.add_column(_text(heading), width=width, overflow="fold")
     for row in rows:
         table.add_row(*map(_text, row))
     console.print(table)

@@ -18,17 +18,18 @@ from work_folder import install
 
 from distcore.cli.commands import summaries
 from distcore.cli.commands.train import config_of
-from distcore.cli.flags import FLAGS, Flag, flags_of_others
+from distcore.cli.flags import FLAGS, Flag
 from distcore.cli.main import main
 from distcore.cli.task_flags import task_flags
 from distcore.config import RunConfig, load_config
-from distcore.errors import nearest
+from distcore.errors import OTHERS, ConfigError, nearest
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
     "strategy_options", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
     "extensions", "data_guard_steps", "timeout", "task_options", "dropout_masks", "eval_at_epoch_end", "tf32",
 }  # fmt: skip
+WORDS_OF_OTHERS = OTHERS.read_text().splitlines()
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
     "max_steps", "out", "resume", "resume_changed", "preset", "freeze", "lora.rank", "ema.decay", "micro_batch_tokens",
@@ -127,14 +128,37 @@ def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
         assert flag.takes.split("|") == list(get_args(annotation))
 
 
-@pytest.mark.parametrize(("theirs", "here"), flags_of_others().items(), ids=list(flags_of_others()))
+@pytest.mark.parametrize("line", WORDS_OF_OTHERS, ids=lambda line: line.split()[0])
 @pytest.mark.needs("distcore-tasks")
-def test_a_flag_of_another_library_is_named_by_what_there_is(theirs: str, here: str) -> None:
-    names = {flag.name for flag in (*FLAGS, *task_flags("text-classification", ()).flags)} | {"--nodes"}
-    assert theirs not in names
-    assert set(re.findall(r"--[\w-]+", here)) <= {*names, "--set"}
+def test_a_word_of_another_library_is_named_by_what_there_is(line: str) -> None:
+    theirs, here = line.split(maxsplit=1)
+    here, _, key = here.partition(" | ")
+    keys = {flag.name: flag.key for flag in (*FLAGS, *task_flags("text-classification", ()).flags)}
+    assert theirs not in keys or key  # a flag of ours is there for the sake of its key
+    assert set(re.findall(r"--[\w-]+", here)) <= {*keys, "--set", "--nodes"}
+    flag = re.match(r"--[\w-]+", here)[0]  # type: ignore[index]
+    assert key in ("", keys.get(flag), "schedule.warmup_ratio")
+    if not key and flag in keys:
+        assert keys[flag].removeprefix("task_options.") == flag[2:].replace("-", "_")
     for key, value in re.findall(r"--set (\S+)=(\S+)", here):
         load_config(None, {key: {"VALUE": 0.1, "N": 1, "NAME": "cosine", "true": True}[value]})
+
+
+@pytest.mark.parametrize(
+    ("key", "here"),
+    [
+        ("learning_rate", "lr"),
+        ("batch_size", "global_batch_size"),
+        ("max_grad_norm", "clip.norm"),
+        ("warmup", "schedule.warmup_steps"),
+        ("num_workers", "loader.workers=N"),
+        ("fp16", "precision='fp16'"),
+        ("gradient_accumulation_steps", "micro_batch_size, which with global_batch_size says how many"),
+    ],
+)
+def test_a_key_of_another_library_is_named_by_ours(key: str, here: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"RunConfig: unknown key {key!r} (here it is {here})")):
+        RunConfig(**{key: 1})
 
 
 @pytest.mark.parametrize(

@@ -89,4 +89,5 @@ def test_an_unknown_command_names_those_that_there_are(tmp_path: Path) -> None:
     done = distcore(tmp_path, "trian")
     assert done.returncode == 2
     assert "train" in done.stderr
+    assert "no command named 'evaluate' (did you mean 'eval'?)" in distcore(tmp_path, "evaluate").stderr
     assert len(after_first_line(done.stderr).splitlines()) == 1

@@ -67,6 +67,9 @@ def test_a_cell_is_no_markup() -> None:
     console = screen(70)
     print_described(console, ("option", "type", "meaning"), [("betas", "tuple[float, float]", "two [b] rates")])
     assert text_of(console)[1] == "betas   tuple[float, float]  two [b] rates"
+    for table in (print_cells, print_described):
+        table(console := screen(70), ("my.py:Ring: [x]", "type"), [("a", "b")])
+        assert text_of(console)[0].split("  ")[0] == "my.py:Ring: [x]"
 
 
 def test_prose_is_wrapped_between_words_beside_names_that_stay_whole() -> None:

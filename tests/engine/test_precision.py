@@ -134,7 +134,7 @@ def test_evaluations_at_epoch_ends_can_be_left_out(tmp_path: Path) -> None:
                 "schedule": {"interval": "epoch"},
                 "strategy_options": {"scheduler": "WarmupLR"},
             },
-            "schedule.interval = 'epoch': strategy 'deepspeed' has a schedule of its own",
+            "schedule.interval = 'epoch': strategy 'deepspeed' has its own schedule",
         ),
         ({"patience": 2, "eval_at_epoch_end": False}, "patience = 2: nothing is evaluated before the end"),
     ],

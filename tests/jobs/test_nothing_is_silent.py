@@ -135,9 +135,11 @@ def test_a_resume_of_a_finished_run_says_that_it_trains_nothing_and_what_trains_
     already = "the run is already at step 2, and --epochs 2 is not beyond it"
     assert f"{already}: nothing is trained; to go on, raise --epochs and add --resume-changed epochs\n" in err
     assert out.startswith("test at step 2: ")
+    trained_by = Path("run/config.yaml").read_text()
     code, _, err = call("train --out run --resume auto --max-steps 1 --resume-changed max_steps", capfd)
     assert code == 0
     assert "already at step 2, and --max-steps 1 is not beyond it" in err
+    assert Path("run/config.yaml").read_text() == trained_by
     code, _, err = call("train --out run --resume auto --epochs 3 --resume-changed epochs", capfd)
     assert code == 0
     assert "step 3/3" in err

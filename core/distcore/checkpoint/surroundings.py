@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from distcore.checkpoint.job_state import saved_config
 from distcore.checkpoint.row_content import RowContent
 from distcore.config import RunConfig
 from distcore.errors import CheckpointError
+from distcore.files import sha256_of
 
 
 def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
@@ -23,7 +23,7 @@ def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:
     with TemporaryDirectory(dir=out, prefix=".task-") as apart:
         save(Path(apart))
         files = sorted(file.relative_to(apart) for file in Path(apart).rglob("*") if file.is_file())
-        digests = {str(name): _sha256(Path(apart, name)) for name in files}
+        digests = {str(name): sha256_of(Path(apart, name)) for name in files}
         for name in files:
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(apart, name), out / name)
@@ -39,7 +39,7 @@ def check_task_files(path: Path, job_state: Mapping[str, Any]) -> None:
     saved = job_state.get("task_files")
     for name, digest in (saved if isinstance(saved, dict) else {}).items():
         file = folder / name
-        if ".." not in Path(name).parts and file.is_file() and _sha256(file) != digest:
+        if ".." not in Path(name).parts and file.is_file() and sha256_of(file) != digest:
             raise CheckpointError(
                 f"{file}: is not the file that the run of {path.name} saved: predictions would get other names; "
                 "restore it, or resume the run, which writes it again"
@@ -63,8 +63,3 @@ def check_rows(path: Path, job_state: Mapping[str, Any], config: RunConfig, rows
             "be others, and trained rows could be evaluated; restore the data, or use 'distcore predict', which needs "
             "none"
         )
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -103,20 +103,6 @@ COMMON = frozenset({
 })  # fmt: skip
 """Flags that ``--help`` explains; the others are under ``--help all``."""
 
-OTHERS = Path(__file__).with_name("flags_of_others.txt")
-"""Flags of other libraries and launchers, a line each, with their counterparts here; for an unknown flag's error."""
-
-
-def flag_of_others(flag: str, known: Container[str]) -> str:
-    """Return a hint if other libraries have ``flag`` and this command, whose flags are ``known``, has its like."""
-    here = flags_of_others().get(flag.replace("_", "-"), "")
-    return f" (here it is {here})" if re.split("[ ,]", here)[0] in known else ""
-
-
-def flags_of_others() -> dict[str, str]:
-    """Return the content of ``OTHERS``."""
-    return dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
-
 
 def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence[Flag] = ()) -> None:
     """Raise ConfigError where a flag has several values, as in ``--lr 0.001 0.003`` or ``--data a.csv --data b.csv``.

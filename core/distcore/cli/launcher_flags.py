@@ -67,9 +67,7 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
     name, _, value = given.get("launcher", DEFAULT).partition(":")
     launcher = registry.load("launchers", name)()
     if (rank_info := join(os.environ)) is not None:
-        raise ConfigError(
-            f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one of them"
-        )
+        raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
     config = read_config()
     plan = launcher.plan(spec_of(given, value, config, arguments.argv))
     if arguments.dry_run:

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from distcore.cli.flags import Flag, flag_of_others, refuse_several
-from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.cli.flags import Flag, refuse_several
+from distcore.errors import ConfigError, DistcoreError, here_it_is, nearest
 
 WIDEST = 110
 """Most characters in a line of help; longer lines read badly."""
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         flag = unknown[0].partition("=")[0]
         kind = "unknown flag" if flag.startswith("-") else "unexpected argument"
         known = self._option_string_actions
-        hint = flag_of_others(flag, known) or nearest(flag, known)
+        hint = here_it_is(flag, known) or nearest(flag, known)
         if no_task and (self.names_task or not hint):
             raise no_task  # it may well be a flag of the task
         raise ConfigError(f"{kind} {flag!r}{hint}; {self.prog} --help lists the flags")

@@ -78,22 +78,23 @@ def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    hint = "" if path.suffix in ("", ".yaml", ".yml") else f"; rows to train on are named by --data {path}"
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"config file {path}: cannot be read: {reason}") from None
+        raise ConfigError(f"config file {path}: cannot be read: {reason}{hint}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise ConfigError(f"config file {path}{line}: not valid YAML: {problem}") from None
+        raise ConfigError(f"config file {path}{line}: not valid YAML: {problem}{hint}") from None
     except (ValueError, ArithmeticError, RecursionError) as error:  # of a value: the 31st of June, a number too long
         raise ConfigError(f"config file {path}: a value cannot be read: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"config file {path}: expected keys and values, found a {type(tree).__name__}")
+        raise ConfigError(f"config file {path}: expected keys and values, found a {type(tree).__name__}{hint}")
     return tree
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 
 from distcore.config.short_keys import OPTIONS, option_names
-from distcore.errors import nearest
+from distcore.errors import here_it_is, nearest
 
 _BRANCHES = {"int", "float", "bool", "str", "none"}
 _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
@@ -53,7 +53,12 @@ def explain(
     if unknown:
         known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
         asked = "help(distcore.RunConfig)" if source == "RunConfig" else "distcore train --help"
-        hint = nearest(path[-1], known) or _deeper(model, path[-1]) or f" ({asked} lists all)"
+        hint = (
+            here_it_is(path[-1], known)
+            or nearest(path[-1], known)
+            or _deeper(model, path[-1])
+            or f" ({asked} lists all)"
+        )
         return f"{source}: unknown key {where!r}{hint}{more}"
     return f"{source}: {where} = {value!r}: {rules}{more}"
 

@@ -111,7 +111,7 @@ def begin(
     progress, best = resume_or_start(run, hooks, task, rows, content)
     if world.is_main:
         content.continue_in_background()
-    digests, held = start_folder(run, hooks, task, data)
+    digests, held = start_folder(run, hooks, task, data, progress)
     return run, data, Saver(run, hooks, rows, digests, content=content, held=held), progress, best
 
 
@@ -201,7 +201,9 @@ def resume_or_start(
     return progress, best
 
 
-def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> tuple[dict[str, str], list[TextIO | None]]:
+def start_folder(
+    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, progress: Progress
+) -> tuple[dict[str, str], list[TextIO | None]]:
     """Write the first files on the main rank; return the digests of the task's, and config.yaml, held by the run."""
     digests: dict[str, str] = {}
     held: list[TextIO | None] = []
@@ -210,10 +212,12 @@ def start_folder(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> tup
 
     def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        # "x" fails if another run took the same folder after it was checked.
-        with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
-            file.write(dump_config(run.config))
-        held.append(hold(out / "config.yaml"))
+        config = out / "config.yaml"
+        if progress.step < run.total_steps or not config.exists():  # else nothing is trained: it says what was
+            # "x" fails if another run took the same folder after it was checked.
+            with config.open("w" if run.config.resume else "x", encoding="utf-8") as file:
+                file.write(dump_config(run.config))
+        held.append(hold(config))
         digests.update(save_task_files(out, lambda folder: task.save(folder, run.config, data)))
         task.reopen(out, run.config)  # fails now rather than when the trained model is exported
 

@@ -43,9 +43,7 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
     def update(micros: list[tuple[MicroBatch, Batch]], with_loss: WithLoss) -> tuple[Tensor, StepResult]:
         shares, norms = [], []
         for phase, loss in losses.items():
-            reshard(
-                run.module
-            )  # after an evaluation they may be gathered, and so not the tensors that the optimizer steps
+            reshard(run.module)  # an evaluation gathers them, and the optimizer steps the shards
             others = idle(phase)
             for parameter in others:
                 parameter.requires_grad_(False)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from distcore import registry
 from distcore.errors import DataError
+from distcore.files import sha256_of
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
 
@@ -51,8 +52,7 @@ def content(source: Path) -> str:
     For a dataset or several files it is the digest of their rows. Raises DataError for a missing source.
     """
     if source.is_file():
-        with source.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(source)
     if source.is_dir() and READER not in registry.entries("readers"):
         return _of_folder(source)  # which the task opens itself
     return _reader().digest(source) or _of_folder(source)

@@ -14,6 +14,7 @@ from torch import nn
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
+from distcore.files import sha256_of
 from distcore.plugin.strategy.contract import BaseModelRef
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
@@ -56,15 +57,10 @@ def digest_of_files(folder: Path) -> str:
     files = next((matching for kind in FILES if (matching := sorted(folder.glob(kind)))), [])
     try:
         with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter's lock
-            digests = list(threads.map(_digest_of_file, files))
+            digests = list(threads.map(sha256_of, files))
     except OSError as error:
         raise ModelError(f"model {folder}: {error.filename} cannot be read: {error.strerror}") from None
     return _digest(f"{file.name} {digest}\n".encode() for file, digest in zip(files, digests, strict=True))
-
-
-def _digest_of_file(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _digest_of_recipe(module: Any, seed: int) -> str:

@@ -149,8 +149,6 @@ def check_schedule(config: RunConfig) -> None:
     if name == "constant" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
         raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")
     if config.schedule.interval == "epoch" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
-        raise ConfigError(
-            "schedule.interval = 'epoch': not with a warm-up, at whose first step, and so epoch, the rate is 0"
-        )
+        raise ConfigError("schedule.interval = 'epoch': not with a warm-up, whose first step, and so epoch, has rate 0")
     if name == "polynomial" and isinstance(config.lr, float) and config.lr <= POLYNOMIAL_END:
         raise ConfigError(f"lr = {config.lr}: the schedule 'polynomial' ends at {POLYNOMIAL_END}; use a larger one")

@@ -98,9 +98,7 @@ def port_for_ranks(port: int | str | None, instead: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # torch's DistNetworkError is a RuntimeError
         if getattr(error, "errno", None) == errno.EADDRINUSE or "EADDRINUSE" in str(error):
-            raise ConfigError(
-                f"port {port} is in use by {_listener(int(port or 0))}; choose another {instead}"
-            ) from None
+            raise ConfigError(f"port {port} is used by {_listener(int(port or 0))}; choose another {instead}") from None
         raise
 
 

@@ -24,9 +24,7 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
         own = f"strategy {config.strategy!r} computes evaluations as training does"
         raise ConfigError(f"eval_precision = {evaluated!r}: {own}; leave it out, or set precision")
     if config.schedule.interval == "epoch" and "schedule" in declared.owns:
-        raise ConfigError(
-            f"schedule.interval = 'epoch': strategy {config.strategy!r} has a schedule of its own; drop it"
-        )
+        raise ConfigError(f"schedule.interval = 'epoch': strategy {config.strategy!r} has its own schedule; drop it")
     wishes = {"device": config.device, "precision": config.precision, "eval_precision": evaluated, "launcher": launcher}
     for key, wanted in wishes.items():
 

@@ -26,9 +26,8 @@ def world_size(config: RunConfig, declared: Capabilities, device: str, started: 
     else:
         size = asked
     if declared.processes == "one" and size > 1:
-        others = names_that(lambda other: other.processes == "many")
-        one = f"strategy {config.strategy!r} runs in one process"
-        raise ConfigError(f"nproc = {size}: {one}; name one of several with --strategy: {others}")
+        how = f"use --nproc 1, or a --strategy of several: {names_that(lambda other: other.processes == 'many')}"
+        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {how}")
     if device != "cpu" and started is None and size > count_devices(device):
         here = f"torch sees {count_devices(device)} of kind {device!r} here"
         raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")

@@ -113,7 +113,8 @@ def test_a_dataset_that_varies_is_asked_for_each_epoch() -> None:
     ("sets", "message"),
     [
         ((Stream(), Stream()), r"data\(\) returned a Stream, which cannot be indexed: .*law 7"),
-        ((TensorDataset(torch.zeros(1)),), r"data\(\) returned 1 datasets; expected 2 or 3"),
+        ((TensorDataset(torch.zeros(1)),), r"data\(\) returned tuple of 1; expected two or three datasets"),
+        (TensorDataset(torch.zeros(2)), r"returned TensorDataset of 2; .*return \(train, evaluation\) or"),
     ],
 )
 def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:
@@ -124,6 +125,35 @@ def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:
 
     with pytest.raises(TaskError, match=message):
         Wrong().prepare(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"near": torch.tensor(1.0)}, r"row_metrics\(\) returned 'near' of shape \(\) for"),
+        (1.0, "returned float; expected"),
+    ],
+)
+def test_a_metric_of_a_wrong_shape_names_its_method(returned: Any, message: str, tmp_path: Path) -> None:
+    class Wrong(Lines):
+        def row_metrics(self, model: nn.Module, batch: list[Tensor]) -> Any:
+            return returned
+
+    with pytest.raises(TaskError, match=message):
+        train(RunConfig(device="cpu", out=str(tmp_path / "run")), Wrong())
+
+
+def test_a_class_in_the_place_of_an_object_names_the_call() -> None:
+    class Unbuilt(Lines):
+        def model(self) -> Any:
+            return nn.Identity
+
+    with pytest.raises(TaskError, match=r"was given the class; give Lines\(\)$"):
+        train(CONFIG, Lines)  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match="was given a name; set task='lines.py:Lines'$"):
+        train(CONFIG, "lines.py:Lines")  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match=r"task Unbuilt: model\(\) returned the class Identity, not Identity\(\);"):
+        train(RunConfig(device="cpu"), Unbuilt())
 
 
 @pytest.mark.programs

@@ -33,7 +33,8 @@ def command_module(name: str) -> Any:
         how = registry.how_to_install(f"distcore-{owner}")
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
-    raise ConfigError(f"no command named {name!r}{nearest(name, known)} (commands: {', '.join(known)})")
+    hint = nearest(next(filter(name.startswith, known), name), known)  # "evaluate" begins with a command
+    raise ConfigError(f"no command named {name!r}{hint} (commands: {', '.join(known)})")
 
 
 def optional_command(name: str, needs: str) -> Any:

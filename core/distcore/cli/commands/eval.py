@@ -16,9 +16,7 @@ SUMMARY = "evaluate a checkpoint, under any strategy"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore eval RUN_OR_CHECKPOINT [FLAGS]"
-    parser.add_argument(
-        "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
-    )
+    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN")
     add_choice(parser)
     add_ranks(parser, "evaluate")
     parser.add_argument("--data", metavar="FILE", help="rows to evaluate on (default: the test rows of the run)")

@@ -17,9 +17,7 @@ TEXT_COLUMN = Flag("--text-column", "NAME", "as in training", "column that holds
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore predict RUN_OR_CHECKPOINT --data FILE --out FILE [FLAGS]"
-    parser.add_argument(
-        "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
-    )
+    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN")
     parser.add_argument(
         "--data",
         type=Path,

@@ -116,14 +116,12 @@ class BatchPlan:
             slices = [
                 (int(first), int(stop)) for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]
             ]
-            evaluates = self.order in (
-                "longest-first",
-                "sequential",
-            )  # the longest rows come first: they fail at once if memory is short
+            evaluates = self.order in ("longest-first", "sequential")  # the longest rows first: they fail at once
             return slices[::-1] if evaluates else slices
         assert rounds is not None  # lengths that are known in advance
         bounds = equal_bounds(len(lengths), rounds * shards)
-        positions = [index * shards + _round_position(index, shard, shards) for index in range(rounds)]
+        # Every other round is reversed, to balance the work.
+        positions = [index * shards + (shards - 1 - shard if index % 2 else shard) for index in range(rounds)]
         return [(bounds[position], bounds[position + 1]) for position in positions]
 
     @cached_property
@@ -194,11 +192,6 @@ def _group_of(shard: int, shards: int) -> range:
     groups = -(-shards // GROUP)
     group = shard * groups // shards
     return range(-(-group * shards // groups), -(-(group + 1) * shards // groups))
-
-
-def _round_position(index: int, shard: int, shards: int) -> int:
-    """Return the slice of ``shard`` in a round; every other round is reversed to balance the work."""
-    return shard if index % 2 == 0 else shards - 1 - shard
 
 
 def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:

@@ -322,5 +322,16 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
             raise StrategyError(f"{label}: {name}() has no @hookimpl mark and would never be called")
         if mark is not None and name not in known:
             raise StrategyError(f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}")
+        if mark is not None:
+            _check_arguments(label, name, method)
         if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
             raise StrategyError(f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)")
+
+
+def _check_arguments(label: str, name: str, method: Callable[..., object]) -> None:
+    """Raise StrategyError for an argument of a hook method that the hook does not have."""
+    known = inspect.signature(getattr(Operations, name, None) or getattr(Events, name)).parameters
+    for argument, parameter in inspect.signature(method).parameters.items():
+        if argument not in known and parameter.default is parameter.empty:
+            has = f"the hook has {', '.join([*known][1:])}"  # without self
+            raise StrategyError(f"{label}: {name}() takes {argument!r}{nearest(argument, known)}; {has}")

@@ -51,7 +51,10 @@ class BoundTask:
     """A task's typed face, as ``Hooks`` is a strategy's; implements ``distcore.Task``."""
 
     def __init__(self, task: Task) -> None:
-        """Find out which methods of ``TaskSpec`` the task has."""
+        """Find out which methods of ``TaskSpec`` the task has; raises TaskError for a class or a name."""
+        if isinstance(task, type | str):
+            how = f"the class; give {task.__name__}()" if isinstance(task, type) else f"a name; set task={task!r}"
+            raise TaskError(f"task: expected an object with prepare() and build_model(), and was given {how}")
         self.task = task
         """The task itself, for its options."""
         self.name = type(task).__name__
@@ -130,8 +133,13 @@ class BoundTask:
         return self._call("weights_folder", None, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return the model in fp32 on torch's default device."""
-        return self.task.build_model(config, data)
+        """Return the model in fp32 on torch's default device; raises TaskError for anything else."""
+        model: object = self.task.build_model(config, data)
+        if not isinstance(model, nn.Module):
+            method, kind = "model" if hasattr(self.task, "model") else "build_model", type(model).__name__
+            given = f"the class {model.__name__}, not {model.__name__}()" if isinstance(model, type) else kind
+            raise TaskError(f"task {self.name}: {method}() returned {given}; expected a torch.nn.Module")
+        return model
 
     # Frozen models
 
@@ -307,9 +315,7 @@ class BoundTask:
                 with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                     made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
                 if twice := sorted(given.keys() & made.keys()):
-                    raise TaskError(
-                        f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose another name"
-                    )
+                    raise TaskError(f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose another")
                 given |= made
             return given, sums(run.model, batch) if sums else {}
 
@@ -328,9 +334,7 @@ class BoundTask:
         if self._sums:
             others = checked_metrics("report_sums", self._own["report_sums"](collected.sums, data))
             if twice := sorted(metrics.keys() & others.keys()):
-                raise TaskError(
-                    f"task: report_sums() returned {twice[0]!r}, which report() has, too; choose another name"
-                )
+                raise TaskError(f"task: report_sums() returned {twice[0]!r}, which report() has, too; choose another")
             metrics |= others
         declared = getattr(self.task, "metrics", None)
         if isinstance(declared, Mapping) and (missing := sorted(declared.keys() - metrics.keys())):
@@ -360,13 +364,8 @@ class BoundTask:
 
         ``name`` is the task's name in the config: a user cannot add methods to an installed task.
         """
-        missing = []
-        if not self.has("unlabeled") or not (self.has("row_columns") or self.has("open_rows")):
-            missing.append("row_columns() and unlabeled()")
-        if not self.predicts:
-            missing.append("predictions()")
-        if not self.has("outputs") and not self.has("generate"):
-            missing.append("outputs()")
+        needs = (("row_columns", "open_rows"), ("unlabeled",), ("predictions",), ("outputs", "generate"))
+        missing = [f"{first}()" for first, *others in needs if not any(map(self.has, (first, *others)))]
         if not missing:
             return
         lacks = f"does not predict rows without labels, because it lacks {', '.join(missing)}"
@@ -419,7 +418,8 @@ class BoundTask:
     def _outputs(self) -> tuple[str, Callable[[nn.Module, Batch], object]] | None:
         """Return the method that gives outputs, and its name."""
         if self.has("outputs"):
-            return "outputs", self._own["outputs"]
+            simple = hasattr(self.task, "row_metrics") and "outputs" not in vars(type(self.task))
+            return "row_metrics" if simple else "outputs", self._own["outputs"]
         if not self._evaluates_its_loss:
             return None
         return "row_loss", lambda model, batch: {"loss": self._row_loss(model, batch)}

@@ -115,9 +115,7 @@ def _check_rows(method: str, name: str, value: object, rows: int) -> None:
         lengths = value.lengths
         if lengths.shape != (rows,) or lengths.dtype != torch.int64:
             received = f"{tuple(lengths.shape)} and {lengths.dtype}"
-            raise TaskError(
-                f"{said} with lengths of shape {received} for {rows} rows; expected ({rows},) and torch.int64"
-            )
+            raise TaskError(f"{said} with lengths of shape {received} for {rows} rows; expected ({rows},) and int64")
         entries = len(value.values) if value.values.dim() else 0
         if int(lengths.sum()) != entries or bool((lengths < 0).any()):
             total = int(lengths.sum())

@@ -80,9 +80,12 @@ class Simple:
             self.row_loss(None, None)  # type: ignore[arg-type]  # raises
         if type(self).model is Simple.model and type(self).build_model is Simple.build_model:
             self.model()  # raises
-        sets = [given_rows(dataset, self) for dataset in self.data()]
-        if not 2 <= len(sets) <= 3:
-            raise TaskError(f"task {type(self).__name__}: data() returned {len(sets)} datasets; expected 2 or 3")
+        data = self.data()
+        if not isinstance(data, tuple | list) or not 2 <= len(data) <= 3:
+            given = f"{type(data).__name__} of {len(data)}" if hasattr(data, "__len__") else type(data).__name__
+            wanted = "two or three datasets: return (train, evaluation) or (train, evaluation, test)"
+            raise TaskError(f"task {type(self).__name__}: data() returned {given}; expected {wanted}")
+        sets = [given_rows(dataset, self) for dataset in data]
         train, evaluation, test = (*sets, sets[1])[:3]
         return Datasets(train=train, evaluation=evaluation, test=test)
 
@@ -98,6 +101,8 @@ class Simple:
     def outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the metrics of each row, the loss among them; shape ``(n,)`` each."""
         metrics = self.row_metrics(model, batch)
+        if not isinstance(metrics, dict):  # the caller says so
+            return metrics
         known = self.metrics.keys() | {"loss"}
         if (lacking := known - metrics.keys() - {"loss"}) and (other := metrics.keys() - known):
             raise TaskError(

@@ -13,6 +13,8 @@ import yaml
 from distcore import TrainedModel
 from distcore_tasks.huggingface_export.settings import shareable_settings, without_folder
 
+WEIGHTS = "model.safetensors"
+"""The file of weights, where it is written without the help of transformers."""
 FILE = "README.md"
 """The file of a model folder that hubs show."""
 KINDS = {
@@ -49,6 +51,8 @@ def write_card(to: Path, trained: TrainedModel) -> None:
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
     head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
     use = _how_to_use(to, trained.module) if is_adapter else _how_to_load(to, auto)
+    if not is_adapter and not hasattr(trained.module, "save_pretrained"):
+        head, use = {"tags": tags}, _how_to_fill(to, model)
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -90,6 +94,13 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
         variable = "tokenizer" if name == "AutoTokenizer" else "processor"
         yield f'{variable} = {name}.from_pretrained("{to.name}")'
     yield "```"
+
+
+def _how_to_fill(to: Path, model: str) -> Iterator[str]:
+    """Yield code that loads the weights into a model that its own code has built."""
+    yield from ("", f"`{WEIGHTS}` has its weights; its own code builds the model:", "", "```python")
+    yield from ("from safetensors.torch import load_model", "")
+    yield from (f'load_model(model, "{to.name}/{WEIGHTS}")  # model: a {model}, as the task makes it', "```")
 
 
 def _how_to_use(to: Path, module: Any) -> Iterator[str]:

@@ -1,15 +1,20 @@
-"""The exporter ``huggingface``: a folder that ``from_pretrained`` of transformers or of peft loads."""
+"""The exporter ``huggingface``: a folder that ``from_pretrained`` of transformers or of peft loads, or bare weights."""
 
 from __future__ import annotations
 
 import io
+import logging
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from distcore import ModelError, TrainedModel
+from safetensors.torch import save_model
+
+from distcore import TrainedModel
 from distcore_tasks.huggingface_export.adapter import take_out, write_adapter
-from distcore_tasks.huggingface_export.card import FILE, write_card
+from distcore_tasks.huggingface_export.card import FILE, WEIGHTS, write_card
+
+log = logging.getLogger("distcore")
 
 SHARD = "5GB"
 """Most bytes of a file of weights."""
@@ -18,17 +23,18 @@ SHARD = "5GB"
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
 
-    Tied weights stay tied. A run with LoRA gives a folder for peft, or, if ``merged``, the whole model. Raises
-    ModelError for a model of another library, and OSError.
+    Tied weights stay tied. A run with LoRA gives a folder for peft, or, if ``merged``, the whole model. Of a model that
+    is not one of transformers only the weights are written. Raises OSError.
     """
     module: Any = trained.module
-    if not hasattr(module, "save_pretrained"):
-        raise ModelError(f"{trained.checkpoint}: its model is a {type(module).__name__}, not one of transformers")
     has_adapter = trained.config.lora.rank is not None
     # transformers imports libraries that print to stdout, and shows a bar on stderr.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if has_adapter and not merged:
             write_adapter(to, module, _base(trained))
+        elif not hasattr(module, "save_pretrained"):
+            to.mkdir(exist_ok=True)
+            save_model(module, str(to / WEIGHTS))
         else:
             whole = take_out(module, merge=True) if has_adapter else module
             whole.save_pretrained(to, max_shard_size=SHARD)
@@ -36,6 +42,9 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     write_card(to, trained)
     for file in filter(Path.is_file, to.iterdir()):  # libraries make some that nobody else may read
         file.chmod((to / FILE).stat().st_mode)
+    if not hasattr(module, "save_pretrained"):
+        kind, file = type(module).__name__, to / WEIGHTS
+        log.warning("%s is not a model of transformers; %s has its weights, and %s how to load them", kind, file, FILE)
 
 
 def _base(trained: TrainedModel) -> str | None:

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import strategy_chain
+import torch
 from image_cases import in_folders
+from safetensors.torch import load_file
 from transformers import pipeline
 
 from distcore import Report, RunConfig, launch, train
+from distcore.checkpoint import read_tensors
 from distcore.cli.main import main
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
@@ -99,13 +102,21 @@ def test_an_exported_model_can_be_trained_on(plain: Report, folder: Path) -> Non
     assert report["evaluation"]["loss"] == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
 
 
-def test_the_convolutional_net_learns_and_its_export_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_the_convolutional_net_learns_and_its_export_is_bare_weights(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     report = train(config(folder, "conv", task_options={"model": "conv-tiny"}))
     assert report["evaluation"]["accuracy"] > report["evaluation"]["majority_accuracy"]
-    assert main(["checkpoint", "export", str(folder / "conv"), "--to", str(folder / "conv-exported")]) == 2
-    assert "its model is a ConvNet, not one of transformers" in capsys.readouterr().err
+    assert main(["checkpoint", "export", str(folder / "conv"), "--to", str(folder / "bare")]) == 0
+    assert "ConvNet is not a model of transformers; " in caplog.text
+    assert sorted(file.name for file in (folder / "bare").iterdir()) == ["README.md", "model.safetensors"]
+    card = (folder / "bare/README.md").read_text()
+    assert 'load_model(model, "bare/model.safetensors")  # model: a ConvNet' in card
+    assert "transformers\n---" not in card
+    checkpoint = next((folder / "conv/checkpoints").iterdir())
+    trained = read_tensors(checkpoint)
+    for name, tensor in load_file(folder / "bare/model.safetensors").items():
+        assert torch.equal(tensor, trained[f"model/{name}"])
 
 
 @pytest.mark.ranks
