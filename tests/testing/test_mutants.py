@@ -108,7 +108,7 @@ class Plain(DDPStrategy):
         return nullcontext()
 
 
-@mutant("gradient", "partitions", "gradients are not the same on all ranks: are they summed over ranks")
+@mutant("gradient", "partitions", "gradients are not the same on all ranks: are they summed")
 class NeverSynchronizes(Plain):
     pass
 

@@ -128,9 +128,7 @@ def merged(findings: list[Finding]) -> Finding:
     finding = findings[worst]
     errors = [finding.error or 0.0 for finding in findings]  # another on each rank: its weights are, too
     if LAWS[finding.law] in TRAINED and min(errors) > 0 and max(errors) > 1.01 * min(errors):
-        return replace(
-            finding, note=f"{SCALE}not the same on all ranks: are they summed over ranks, before they are clipped?"
-        )
+        return replace(finding, note=f"{SCALE}not the same on all ranks: are they summed, before they are clipped?")
     return replace(finding, note=f"rank {worst}: {finding.note}") if finding.held is False else finding
 
 

@@ -256,9 +256,7 @@ def rows_are_identified(lab: TaskLab) -> Measured:
     content = content_of(lab.data.train)
     if content is None:
         raise Skip("the training data has no `content`: a resume on other rows of the same lengths would not be seen")
-    return Measured(
-        error=int(not isinstance(content, str) or not content), bound=EXACT, note=f"content {content!r:.20}"
-    )
+    return Measured(error=not (isinstance(content, str) and content), bound=EXACT, note=f"content {content!r:.20}")
 
 
 @task_law("resume")

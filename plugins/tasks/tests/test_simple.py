@@ -150,7 +150,7 @@ def test_a_class_in_the_place_of_an_object_names_the_call() -> None:
 
     with pytest.raises(TaskError, match=r"was given the class; give Lines\(\)$"):
         train(CONFIG, Lines)  # type: ignore[arg-type]
-    with pytest.raises(TaskError, match="was given a name; set task='lines.py:Lines'$"):
+    with pytest.raises(TaskError, match=r"was given a name; set task='lines\.py:Lines'$"):
         train(CONFIG, "lines.py:Lines")  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=r"task Unbuilt: model\(\) returned the class Identity, not Identity\(\);"):
         train(RunConfig(device="cpu"), Unbuilt())
