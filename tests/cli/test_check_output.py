@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from distcore.cli.commands.check import show
-from distcore.testing.findings import LAWS, SCALE, Finding
+from distcore.testing.findings import LAWS, SCALE, Finding, merged
 
 LAW = next(iter(LAWS))
 FINDINGS = [
@@ -49,3 +49,10 @@ def test_what_follows_from_wrong_gradients_is_one_line_below_their_diagnosis(
         "broken: five: ValueError: boom",
         "0 held, 5 broken, 0 skipped",
     ]
+
+
+def test_errors_that_differ_between_ranks_are_gradients_that_nobody_sums() -> None:
+    finding = partial(Finding, law="gradient", case="one", held=False, bound=0.5, note="worst: a")
+    assert merged([finding(error=1.0), finding(error=1.2)]).note.startswith(f"{SCALE}not the same on all ranks: are")
+    assert merged([finding(error=1.0), finding(error=1.0)]).note == "rank 0: worst: a"
+    assert merged([finding(error=1.0), finding(error=0.0, held=True)]).note == "rank 0: worst: a"

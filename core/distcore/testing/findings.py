@@ -15,8 +15,6 @@ LAWS = {
 }  # fmt: skip
 """Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the core can break it."""
 
-TRAINED = (2, 3, 5, 7)
-"""Numbers of the laws whose cases compare trained weights."""
 SCALE = "gradients are "
 """Begins a note that says what is wrong with all gradients, and so with whatever is trained by them."""
 EXACT = 0.0
@@ -127,7 +125,7 @@ def merged(findings: list[Finding]) -> Finding:
     worst = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
     finding = findings[worst]
     errors = [finding.error or 0.0 for finding in findings]  # another on each rank: its weights are, too
-    if LAWS[finding.law] in TRAINED and min(errors) > 0 and max(errors) > 1.01 * min(errors):
+    if LAWS[finding.law] in (2, 3, 5, 7) and min(errors) > 0 and max(errors) > 1.01 * min(errors):
         return replace(finding, note=f"{SCALE}not the same on all ranks: are they summed, before they are clipped?")
     return replace(finding, note=f"rank {worst}: {finding.note}") if finding.held is False else finding
 

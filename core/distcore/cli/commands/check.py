@@ -77,7 +77,7 @@ def show(findings: list[Finding]) -> None:
     from rich.text import Text
 
     from distcore.tables import print_cells, say, stdout_console
-    from distcore.testing.findings import LAWS, SCALE, TRAINED
+    from distcore.testing.findings import LAWS, SCALE
 
     console = stdout_console()
     rows = [
@@ -96,7 +96,7 @@ def show(findings: list[Finding]) -> None:
         reasons: dict[str, list[str]] = {}
         for finding in findings:
             if finding.verdict == verdict:
-                follows = explains and SCALE not in finding.note and finding.error and LAWS[finding.law] in TRAINED
+                follows = explains and SCALE not in finding.note and finding.error and LAWS[finding.law] in (2, 3, 5, 7)
                 reasons.setdefault("likely for the same reason" if follows else finding.note, []).append(finding.case)
         for reason, cases in sorted(reasons.items(), key=lambda one: (SCALE not in one[0], -len(one[1]))):
             say(console, f"{verdict}: {', '.join(cases)}: {reason}")

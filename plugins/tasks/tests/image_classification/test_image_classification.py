@@ -109,11 +109,10 @@ def test_the_convolutional_net_learns_and_its_export_is_bare_weights(
     assert report["evaluation"]["accuracy"] > report["evaluation"]["majority_accuracy"]
     assert main(["checkpoint", "export", str(folder / "conv"), "--to", str(folder / "bare")]) == 0
     assert "ConvNet is not a model of transformers; " in caplog.text
-    assert sorted(file.name for file in (folder / "bare").iterdir()) == ["README.md", "model.safetensors"]
+    assert {file.name for file in (folder / "bare").iterdir()} >= {"README.md", "model.safetensors"}
     card = (folder / "bare/README.md").read_text()
     assert 'load_model(model, "bare/model.safetensors")  # model: a ConvNet' in card
-    assert "transformers\n---" not in card
-    checkpoint = next((folder / "conv/checkpoints").iterdir())
+    checkpoint = max((folder / "conv/checkpoints").iterdir())
     trained = read_tensors(checkpoint)
     for name, tensor in load_file(folder / "bare/model.safetensors").items():
         assert torch.equal(tensor, trained[f"model/{name}"])
