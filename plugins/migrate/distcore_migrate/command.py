@@ -14,7 +14,7 @@ SUMMARY = "print the config that does what another trainer's files or command li
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore migrate [FLAGS] [FILE…] [-- COMMAND LINE]"
+    parser.usage = "distcore migrate [FLAGS] [FILE…] [-- COMMAND LINE] | CONFIG --checkpoint FOLDER --out RUN"
     parser.takes_command = True  # type: ignore[attr-defined]
     parser.add_argument(
         "files", nargs="*", metavar="FILE",
@@ -23,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc", type=int, metavar="N", help="processes of the job, where neither a file nor the command says them"
     )
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER",
+        help="write another trainer's checkpoint as the run folder --out, for --resume; FILE is distcore's config",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the config there (default: to stdout)")
 
 
@@ -32,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.nproc is not None and arguments.nproc < 1:
         raise ConfigError(f"--nproc {arguments.nproc}: expected a number of processes, 1 or more")
+    if arguments.checkpoint:
+        return _convert(arguments)
     made = migrate(arguments.files, arguments.command_line, arguments.nproc)
     if arguments.out:
         _write(Path(arguments.out), made.text)
@@ -42,6 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     if made.start:
         print(f"start it by: distcore train {arguments.out or 'FILE'} {shlex.join(made.start)}", file=sys.stderr)
     print(f"{len(made.differs)} things mean something else; the comments of the file say what", file=sys.stderr)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    if len(arguments.files) != 1 or arguments.command_line or not arguments.out:
+        raise ConfigError("--checkpoint: give one config of distcore, and --out RUN, the run folder to write")
+    from distcore_migrate.foreign.conversion import convert
+
+    print(convert(arguments.checkpoint, arguments.files[0], arguments.out))
     return 0
 
 

@@ -1,0 +1,128 @@
+"""From a checkpoint of another trainer and a config to a run folder that ``distcore train --resume`` continues."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distcore import ConfigError, RunConfig, dump_config, load_config
+from distcore.jobs import check, complete, model_source, resolve, with_absolute_paths
+from distcore_migrate.foreign import deepspeed_folder, neutral, trainer_folder
+from distcore_migrate.foreign.model_names import ModelNames
+from distcore_migrate.foreign.state import ForeignState
+
+STATES = {
+    "adamw": {"exp_avg", "exp_avg_sq"}, "adam": {"exp_avg", "exp_avg_sq"}, "deepspeed-adamw": {"exp_avg", "exp_avg_sq"},
+    "sgd": {"momentum_buffer"},
+}  # fmt: skip
+"""Optimizers whose state is carried, with its tensors beside ``step``."""
+STORED_ROWS = 2**22
+"""Most rows of an order that is drawn (docs/data.md): that of more is another one, and is named in state.json."""
+FLAT = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""Schedules that do not depend on the length of the run."""
+SETTINGS = ("weight_decay", "betas", "eps", "momentum", "nesterov")
+"""Settings of an optimizer that must be those of the config."""
+
+
+def convert(folder: str, config_file: str, out: str) -> str:
+    """Write the run folder ``out``; return a line about it. Raises DistcoreError, one line, and then writes nothing."""
+    source, target = Path(folder), Path(out)
+    if target.exists():
+        raise ConfigError(f"--out {out}: is there already; name another folder")
+    if not source.exists():
+        raise ConfigError(f"--checkpoint {folder}: no such file or folder")
+    asked = load_config(config_file, {"out": out})
+    resolved = resolve(asked, elsewhere=True)
+    completed = complete(resolved, check(resolved))
+    data = resolved.task.prepare(resolved.config)
+    config, rows = completed.config, len(data.train)
+    if config.lora.rank is not None or config.optimizer.name not in STATES:
+        what = "lora" if config.lora.rank is not None else f"optimizer.name = {config.optimizer.name!r}"
+        raise ConfigError(f"{what}: not with --checkpoint, which reads whole models under {', '.join(STATES)}")
+    names = ModelNames(model_source(config, resolved.task, data).meta_model(), folder)
+    state = read(source, names)
+    per_epoch = -(-rows // config.global_batch_size)
+    total = config.max_steps or config.epochs * per_epoch
+    _check(state, config, total, folder)
+    tensors = {f"model/{name}": value for name, value in state.weights.items()}
+    for name, own in state.moments.items():
+        tensors |= {f"optimizer/{name}/{key}": value for key, value in own.items()}
+    recorded = with_absolute_paths(completed)
+    path = target / "checkpoints" / f"step-{state.step:08d}"
+    neutral.write(path, tensors, job_state(state, recorded, rows, per_epoch, total))
+    (target / "config.yaml").write_text(dump_config(recorded), encoding="utf-8")
+    return (
+        f"{path}: {state.source}, step {state.step} of {total}; go on with: distcore train {config_file} --out {out} "
+        "--resume auto"
+    )
+
+
+def read(source: Path, names: ModelNames) -> ForeignState:
+    """Return the state in a folder or file, of whichever trainer it is; raises ConfigError, one line."""
+    if source.is_file():
+        return trainer_folder.read_lightning(source, names)
+    if (inner := deepspeed_folder.find(source)) is None:
+        return trainer_folder.read(source, names)
+    state = deepspeed_folder.read(inner, names)
+    progress = trainer_folder.trainer_state(source)  # of the Trainer, whose run DeepSpeed was part of
+    return replace(state, total_steps=progress.get("max_steps", None))
+
+
+def job_state(state: ForeignState, config: RunConfig, rows: int, per_epoch: int, total: int) -> dict[str, Any]:
+    """Return what state.json says. Rates are left to the schedule, and the rows are not compared at the resume."""
+    epoch, step = divmod(state.step, per_epoch)
+    return {
+        "progress": {
+            "step": state.step, "epoch": epoch, "step_in_epoch": step,
+            "samples": epoch * rows + step * config.global_batch_size,
+        },
+        "learning_rates": [],
+        "scaler": dict(state.scaler),
+        "total_steps": total,
+        "order": "permutation" if rows <= STORED_ROWS else "feistel",
+        "config": config.model_dump(mode="json"),
+        "best": None,
+        "task_files": {},
+    }  # fmt: skip
+
+
+def _check(state: ForeignState, config: RunConfig, total: int, where: str) -> None:
+    """Raise ConfigError for a run that would not go on as the other one: another length, optimizer or setting of it."""
+    if state.step >= total:
+        raise ConfigError(f"checkpoint {where}: is of step {state.step}, and the config's run ends at step {total}")
+    if config.schedule.name not in FLAT and state.total_steps not in (None, total):
+        raise ConfigError(
+            f"checkpoint {where}: is of a run of {state.total_steps} steps, the config's has {total}, so rates would "
+            f"differ; set max_steps: {state.total_steps}"
+        )
+    keys = {key for own in state.moments.values() for key in own} - {"step"}
+    wanted = STATES[config.optimizer.name]
+    if keys != wanted and (keys or wanted != STATES["sgd"]):
+        there, here = ", ".join(sorted(keys)) or "nothing", ", ".join(sorted(wanted))
+        raise ConfigError(
+            f"checkpoint {where}: its optimizer keeps {there}, and {config.optimizer.name!r} of the config {here}; "
+            "name the same optimizer by optimizer.name"
+        )
+    mine = {**config.optimizer.options, "lr": config.lr}
+    for key in (*SETTINGS, "lr"):
+        said = [value for value in (_setting(group, key, config) for group in state.groups) if value is not None]
+        if said and key in mine and not _equal(max(said), mine[key]):
+            name = key if key == "lr" else f"optimizer.{key}"
+            raise ConfigError(
+                f"checkpoint {where}: was trained with {key} = {max(said)}, and the config says {mine[key]}; "
+                f"set {name} to the same"
+            )
+
+
+def _setting(group: dict[str, Any], key: str, config: RunConfig) -> Any:
+    """Return a setting of a group; its rate is the peak that a schedule began from, if it says one."""
+    if key != "lr":
+        return group.get(key)
+    return group.get("initial_lr", group.get("lr") if config.schedule.name == "constant" else None)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(one, other, strict=True) if isinstance(one, list | tuple) else [(one, other)]
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs)

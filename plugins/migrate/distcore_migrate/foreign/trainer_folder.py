@@ -1,0 +1,116 @@
+"""Checkpoints of the Trainer of transformers, of ``Accelerator.save_state``, and of Lightning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from distcore import ConfigError
+from distcore_migrate.foreign.model_names import ModelNames
+from distcore_migrate.foreign.pickles import load, malformed, scale_of
+from distcore_migrate.foreign.state import ForeignState
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin", "model.bin")
+OPTIMIZER = ("optimizer.pt", "optimizer.bin")
+TRAINER = "trainer_state.json"
+
+
+def read(folder: Path, names: ModelNames) -> ForeignState:
+    """Return the state in a folder of the Trainer or of Accelerate; raises ConfigError, one line."""
+    file = next((folder / name for name in OPTIMIZER if (folder / name).is_file()), None)
+    if file is None:
+        parts = "optimizer.pt, optimizer.bin or files of DeepSpeed"
+        if any(folder.glob("optimizer_*/.metadata")):
+            raise ConfigError(
+                f"checkpoint {folder}: a sharded one of FSDP, whose .metadata is a pickle; save a full one"
+            )
+        raise ConfigError(f"checkpoint {folder}: has no {parts}; to begin from weights alone, give it as --model")
+    optimizer, progress = load(file), trainer_state(folder)
+    weights = names.weights(_weights(folder))
+    with malformed(file):
+        moments = {name: _tensors(state) for name, state in names.by_name(optimizer).items()}
+        steps = [int(state["step"]) for state in moments.values() if "step" in state]
+        step = int(progress["global_step"]) if progress else max(steps, default=0)
+        groups = list(optimizer["param_groups"])
+    if not step:
+        raise ConfigError(f"checkpoint {file}: does not say how many steps were done")
+    return ForeignState(
+        source="the Trainer of transformers" if progress else "Accelerate",
+        weights=weights,
+        moments=moments,
+        step=step,
+        groups=groups,
+        total_steps=progress.get("max_steps") if progress else None,
+        scaler=scale_of(load(folder / "scaler.pt")) if (folder / "scaler.pt").is_file() else {},
+    )
+
+
+def read_lightning(file: Path, names: ModelNames) -> ForeignState:
+    """Return the state in a .ckpt of Lightning; raises ConfigError, one line."""
+    tree = load(file)
+    optimizers = tree.get("optimizer_states")
+    if not optimizers:
+        raise ConfigError(
+            f"checkpoint {file}: has no optimizer_states of Lightning; to begin from weights, use --model"
+        )
+    if len(optimizers) > 1:
+        raise ConfigError(f"checkpoint {file}: has {len(optimizers)} optimizers, and a run here has one")
+    with malformed(file):
+        return ForeignState(
+            source=f"Lightning {tree.get('pytorch-lightning_version', '')}".strip(),
+            weights=names.weights(tree["state_dict"]),
+            moments={name: _tensors(state) for name, state in names.by_name(optimizers[0]).items()},
+            step=int(tree["global_step"]),
+            groups=list(optimizers[0]["param_groups"]),
+            scaler=scale_of(tree.get("MixedPrecision")),
+        )
+
+
+def trainer_state(folder: Path) -> dict[str, Any]:
+    """Return trainer_state.json of a folder; empty without one."""
+    if not (file := folder / TRAINER).is_file():
+        return {}
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"checkpoint file {file}: is not JSON: {error}") from None
+    if not isinstance(tree, dict) or not isinstance(tree.get("global_step"), int):
+        raise ConfigError(f"checkpoint file {file}: names no global_step")
+    return tree
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of one parameter; the number of steps is one, too."""
+    step = {"step": torch.as_tensor(float(state["step"]))} if "step" in state else {}
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)} | step
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in one file, or in those that an index names."""
+    for name in WEIGHTS:
+        if (index := folder / f"{name}.index.json").is_file():
+            with malformed(index):
+                parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            return {key: value for part in parts for key, value in _of_file(folder / Path(part).name).items()}
+        if (folder / name).is_file():
+            more = sorted(folder.glob(f"{Path(name).stem}_[0-9]*.safetensors"))  # of Accelerate, for several models
+            if more:
+                raise ConfigError(f"checkpoint {folder}: has several models ({more[0].name}), and a run here has one")
+            return _of_file(folder / name)
+    raise ConfigError(f"checkpoint {folder}: has no weights ({', '.join(WEIGHTS[:3])})")
+
+
+def _of_file(file: Path) -> dict[str, Tensor]:
+    if file.suffix != ".safetensors":
+        return load(file)
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"checkpoint file {file}: cannot be read: {error}") from None

@@ -1,0 +1,212 @@
+"""Checkpoints of real trainers go on under distcore with the losses that the trainers themselves go on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import foreign_runs as runs
+import pytest
+import torch
+from torch import nn
+
+from distcore import ConfigError, launch, load_config, train
+from distcore.cli.main import main
+from distcore.jobs import Checkpoint, join
+from distcore.plugin.batching.permutation import STORED_ROWS
+from distcore_migrate.foreign import conversion, neutral
+from distcore_migrate.foreign.model_names import ModelNames
+
+pytestmark = [pytest.mark.ranks, pytest.mark.programs]
+NEAR = 1e-5
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config file of a job that every trainer here can train."""
+    return runs.job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def accelerated(job: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A folder that Accelerate saved, and its losses."""
+    folder = tmp_path_factory.mktemp("accelerate") / "state"
+    return folder, launch(runs.accelerate, job, folder, nproc=1)[0]
+
+
+def in_rank(job: Path, out: Path, stage: int) -> list[float]:
+    """Train by DeepSpeed as one of the launched ranks."""
+    rank = join()
+    assert rank is not None
+    return runs.deepspeed(job, out, stage, rank.rank, rank.size)
+
+
+def goes_on(job: Path, folder: Path, losses: list[float], run: Path, **changes: Any) -> None:
+    """Convert the checkpoint, continue it, and compare every further loss."""
+    assert main(["migrate", str(job), "--checkpoint", str(folder), "--out", str(run)]) == 0
+    Checkpoint(next((run / "checkpoints").iterdir())).verify()
+    train(load_config(str(job), {"out": str(run), "resume": "auto", **changes}))
+    assert len(losses) == runs.STEPS
+    assert runs.logged(run) == pytest.approx(losses[runs.SAVED :], abs=NEAR)
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": "fsdp", "nproc": 2}], ids=["single", "fsdp"])
+def test_a_run_of_accelerate_goes_on(
+    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    goes_on(job, *accelerated, tmp_path / "run", **changes)
+
+
+def test_a_run_of_the_trainer_goes_on(job: Path, tmp_path: Path) -> None:
+    losses = launch(runs.trainer, job, tmp_path / "hf", nproc=1)[0]
+    goes_on(job, tmp_path / f"hf/checkpoint-{runs.SAVED}", losses, tmp_path / "run")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_run_of_deepspeed_on_two_ranks_goes_on(job: Path, tmp_path: Path, stage: int) -> None:
+    losses = launch(in_rank, job, tmp_path / "ds", stage, nproc=2)[0]
+    changes = {"strategy": "fsdp", "nproc": 2} if stage == 3 else {}
+    goes_on(job, tmp_path / "ds", losses, tmp_path / "run", **changes)
+    if stage in (1, 3):
+        made = tmp_path / "universal"
+        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+        command += ["--num_extract_workers=1", "--num_merge_workers=1"]
+        command += ["--input_folder", str(tmp_path / f"ds/global_step{runs.SAVED}"), "--output_folder", str(made)]
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"DS_ACCELERATOR": "cpu"})
+        goes_on(job, made, losses, tmp_path / "of universal")
+
+
+def test_a_run_of_lightning_goes_on(job: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    losses = launch(runs.lightning, job, tmp_path / "lightning", nproc=1)[0]
+    goes_on(job, tmp_path / f"lightning/epoch={runs.SAVED - 1}-step={runs.SAVED}.ckpt", losses, tmp_path / "run")
+
+
+def test_a_file_as_lightning_lays_it_out_goes_on(
+    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    folder, losses = accelerated
+    weights = {f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    torch.save(
+        {
+            "epoch": 3, "global_step": runs.SAVED, "pytorch-lightning_version": "2.6.6", "state_dict": weights,
+            "loops": {}, "callbacks": {}, "lr_schedulers": [{"last_epoch": 4}],
+            "optimizer_states": [torch.load(folder / "optimizer.bin", weights_only=True)],
+        },
+        tmp_path / "some.ckpt",
+    )  # fmt: skip
+    goes_on(job, tmp_path / "some.ckpt", losses, tmp_path / "run")
+
+
+class Hostile:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = str(file)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._file,)
+
+
+def _remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _remove_optimizer(folder: Path) -> None:
+    (folder / "optimizer.bin").unlink()
+
+
+def _make_hostile(folder: Path) -> None:
+    torch.save({"state": Hostile(folder / "owned")}, folder / "optimizer.bin")
+
+
+def _cut(folder: Path) -> None:
+    file = folder / "optimizer.bin"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def _lack_parameters(folder: Path) -> None:
+    tree = torch.load(folder / "optimizer.bin", weights_only=True)
+    tree["param_groups"][0]["params"].pop()
+    torch.save(tree, folder / "optimizer.bin")
+
+
+def _end_late(folder: Path) -> None:
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": runs.SAVED, "max_steps": 90}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "changes", "text"),
+    [
+        (shutil.rmtree, {}, "no such file or folder"),
+        (_remove_weights, {}, "has no weights"),
+        (_remove_optimizer, {}, "has no optimizer.pt"),
+        (_make_hostile, {}, "asks for posix.mkdir, and only tensors"),
+        (_cut, {}, "damaged"),
+        (_lack_parameters, {}, "parameters: the config's model trains 41"),
+        (_end_late, {}, "is of a run of 90 steps"),
+        (None, {"model": "bert-tiny"}, "in the config's model"),
+        (None, {"optimizer": {"weight_decay": 0.01}}, "was trained with weight_decay = 0.1, and the config says 0.01"),
+        (None, {"optimizer": {"name": "sgd"}}, "keeps exp_avg, exp_avg_sq"),
+        (None, {"lr": 1e-3}, "was trained with lr = 0.005"),
+        (None, {"max_steps": 4}, "ends at step 4"),
+        (None, {"lora": {"rank": 2}}, "lora: not with --checkpoint"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_is_one_line_and_writes_nothing(
+    damage: Callable[[Path], None] | None, changes: dict[str, Any], text: str, job: Path,
+    accelerated: tuple[Path, list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = shutil.copytree(accelerated[0], tmp_path / "state")
+    if damage:
+        damage(folder)
+    (tmp_path / "job.yaml").write_text(json.dumps(json.loads(job.read_text()) | changes))
+    capsys.readouterr()
+    told = ["migrate", str(tmp_path / "job.yaml"), "--checkpoint", str(folder), "--out", str(tmp_path / "run")]
+    assert main(told) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert text in lines[0]
+    assert not (tmp_path / "run").exists()
+    assert not (folder / "owned").exists()
+
+
+def test_an_out_that_is_there_or_missing_is_refused(job: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is there already"):
+        conversion.convert(str(tmp_path), str(job), str(tmp_path))
+    assert main(["migrate", str(job), "--checkpoint", str(tmp_path)]) == 2
+
+
+def test_tensors_larger_than_a_file_are_written_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Path, accelerated: tuple[Path, list[float]]
+) -> None:
+    conversion.convert(str(accelerated[0]), str(job), str(tmp_path / "whole"))
+    monkeypatch.setattr(neutral, "FILE_BYTES", 1500)
+    conversion.convert(str(accelerated[0]), str(job), str(tmp_path / "pieces"))
+    whole, pieces = (Checkpoint(tmp_path / name / "checkpoints/step-00000004") for name in ("whole", "pieces"))
+    pieces.verify()
+    assert set(whole) == set(pieces)
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+    assert len(pieces.manifest.files) > len(whole.manifest.files)
+
+
+def test_tied_weights_and_prefixes_have_the_first_name_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    names = ModelNames(model, "there")
+    given = ["module.1.weight", "module.0.bias", "module.1.bias"]
+    assert names.renamed(given) == {given[0]: "0.weight", given[1]: "0.bias", given[2]: "1.bias"}
+    with pytest.raises(ConfigError, match=r"holds no '1.bias' \(it holds '2.bias'\)"):
+        names.renamed([*given[:2], "module.2.bias"])
+
+
+def test_the_order_of_many_rows_changes_where_the_cores_does() -> None:
+    assert conversion.STORED_ROWS == STORED_ROWS
