@@ -39,9 +39,10 @@ def job(folder: Path) -> Path:
     base = Tokenizer(WordLevel({word: n for n, word in enumerate([*special, *words])}, unk_token="[UNK]"))
     base.pre_tokenizer = Whitespace()
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    hf.PreTrainedTokenizerFast(tokenizer_object=base, **names).save_pretrained(folder / "bert")
+    tokenizer: Any = hf.PreTrainedTokenizerFast
+    tokenizer(tokenizer_object=base, **names).save_pretrained(folder / "bert")
     torch.manual_seed(0)
-    tiny = hf.BertConfig(
+    tiny = hf.BertConfig(  # type: ignore[call-arg]  # the labels are an argument of its base class
         vocab_size=44, hidden_size=30, num_hidden_layers=2, num_attention_heads=2, intermediate_size=62, num_labels=3,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
@@ -49,11 +50,11 @@ def job(folder: Path) -> Path:
     config = {
         "task": "text-classification", "model": str(folder / "bert"), "data": str(folder / "rows.jsonl"),
         "eval_data": str(folder / "rows.jsonl"), "dropout": 0.0, "max_seq_len": 32, "device": "cpu",
-        "precision": "fp32", "global_batch_size": ROWS, "max_steps": STEPS, "lr": LR, "schedule": {"name": "linear"},
-        "optimizer": {"weight_decay": DECAY}, "log_every": 1, "eval_at_epoch_end": False, "checkpoints": {"best": None},
+        "precision": "fp32", "global_batch_size": ROWS, "max_steps": STEPS, "lr": LR,
+        "schedule": {"name": "linear", "warmup_steps": WARM_UP}, "optimizer": {"weight_decay": DECAY},
+        "log_every": 1, "eval_at_epoch_end": False, "checkpoints": {"best": None},
         "extensions": {"progress": False},
     }  # fmt: skip
-    config["schedule"]["warmup_steps"] = WARM_UP
     (folder / "job.yaml").write_text(json.dumps(config))
     return folder / "job.yaml"
 
@@ -62,7 +63,7 @@ def model_and_rows(file: Path) -> tuple[Any, dict[str, Tensor]]:
     """Return the model of the job, and all its rows as distcore tokenizes them."""
     import transformers as hf
 
-    config = load_config(file, {})
+    config = load_config(str(file), {})
     resolved = resolve(config)
     rows = resolved.task.prepare(resolved.config).train.batch(np.arange(ROWS))
     return hf.AutoModelForSequenceClassification.from_pretrained(config.task_options["model"]).train(), dict(rows)
@@ -162,7 +163,7 @@ def lightning(file: Path, out: Path) -> list[float]:
 
     losses: list[float] = []
 
-    class Module(library.LightningModule):
+    class Module(library.LightningModule):  # type: ignore[misc]  # is not installed where mypy runs
         def __init__(self) -> None:
             super().__init__()
             self.model, self.rows = model_and_rows(file)
@@ -178,7 +179,7 @@ def lightning(file: Path, out: Path) -> list[float]:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     module = Module()
-    data = [{key: value[row] for key, value in module.rows.items()} for row in range(ROWS)]
+    data: Any = [{key: value[row] for key, value in module.rows.items()} for row in range(ROWS)]
     saver = library.pytorch.callbacks.ModelCheckpoint(dirpath=out, every_n_train_steps=SAVED, save_top_k=-1)
     run = library.Trainer(
         max_steps=STEPS, accelerator="cpu", callbacks=[saver], logger=False, enable_progress_bar=False,
