@@ -9,7 +9,7 @@ without it they are fetched into the work folder. They run in processes of their
 Models are small and without dropout, and every step has all rows, so no order and no mask can differ. Compared are the
 losses of each step and the weights at the end. ``--page`` writes the table below the heading ``HEADING`` of that page.
 
-Bound: losses within 1e-5, weights within 1e-4.
+Bound: losses within 1e-5, weights within 1e-3.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import manual_seed
 
 ROWS, STEPS = 24, 6
-LOSS_BOUND, WEIGHT_BOUND = 1e-5, 1e-4
+LOSS_BOUND, WEIGHT_BOUND = 1e-5, 1e-3
 HEADING = "### The same losses as the scripts"
 SOURCE = "https://raw.githubusercontent.com/huggingface/transformers/v{version}/examples/pytorch/{path}"
 TINY: dict[str, Any] = {
