@@ -125,7 +125,8 @@ def lay_out(folder: Path) -> None:
     named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True))
     tokenizer = fast(tokenizer_object=base, **named, eos_token="[SEP]", model_max_length=64)
     manual_seed(0)
-    t5 = hf.T5Config(
+    of_t5: Any = hf.T5Config
+    t5 = of_t5(
         vocab_size=48, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.0,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
     )  # fmt: skip
@@ -196,7 +197,7 @@ def measure(name: str, scripts: Path | None, work: Path) -> tuple[str, bool]:
 
 def max_loss(state: Path, mine: list[float]) -> float:
     """Return the largest difference of the losses of a step."""
-    theirs = [line["loss"] for line in json.loads(state.read_text())["log_history"] if "loss" in line]
+    theirs: list[float] = [line["loss"] for line in json.loads(state.read_text())["log_history"] if "loss" in line]
     return max(abs(a - b) for a, b in zip(theirs, mine, strict=True))
 
 
