@@ -139,6 +139,13 @@ def _lack_parameters(folder: Path) -> None:
     torch.save(tree, folder / "optimizer.bin")
 
 
+def _decay_all(folder: Path) -> None:
+    tree = torch.load(folder / "optimizer.bin", weights_only=True)
+    for group in tree["param_groups"]:
+        group["weight_decay"] = runs.DECAY
+    torch.save(tree, folder / "optimizer.bin")
+
+
 def _end_late(folder: Path) -> None:
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": runs.SAVED, "max_steps": 90}))
 
@@ -152,6 +159,7 @@ def _end_late(folder: Path) -> None:
         (_make_hostile, {}, "asks for posix.mkdir, and only tensors"),
         (_cut, {}, "damaged"),
         (_lack_parameters, {}, "parameters: the config's model trains 41"),
+        (_decay_all, {}, "was trained with weight_decay = 0.1, and would be with 0.0 here"),
         (_end_late, {}, "is of a run of 90 steps"),
         (None, {"model": "bert-tiny"}, "in the config's model"),
         (None, {"optimizer": {"weight_decay": 0.01}}, "was trained with weight_decay = 0.1, and the config says 0.01"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError, RunConfig, dump_config, load_config
-from distcore.jobs import check, complete, model_source, resolve, with_absolute_paths
+from distcore.jobs import check, complete, freeze, model_source, optimizer_factory, resolve, with_absolute_paths
 from distcore_migrate.foreign import deepspeed_folder, neutral, trainer_folder
 from distcore_migrate.foreign.model_names import ModelNames
 from distcore_migrate.foreign.state import ForeignState
@@ -41,11 +41,14 @@ def convert(folder: str, config_file: str, out: str) -> str:
     if config.lora.rank is not None or config.optimizer.name not in STATES:
         what = "lora" if config.lora.rank is not None else f"optimizer.name = {config.optimizer.name!r}"
         raise ConfigError(f"{what}: not with --checkpoint, which reads whole models under {', '.join(STATES)}")
-    names = ModelNames(model_source(config, resolved.task, data).meta_model(), folder)
+    model = model_source(config, resolved.task, data).meta_model()
+    freeze(config, model)
+    names = ModelNames(model, folder)
     state = read(source, names)
     per_epoch = -(-rows // config.global_batch_size)
     total = config.max_steps or config.epochs * per_epoch
     _check(state, config, total, folder)
+    _check_decay(state, names.decays(optimizer_factory(config)(names.model)), folder)
     tensors = {f"model/{name}": value for name, value in state.weights.items()}
     for name, own in state.moments.items():
         tensors |= {f"optimizer/{name}/{key}": value for key, value in own.items()}
@@ -114,6 +117,18 @@ def _check(state: ForeignState, config: RunConfig, total: int, where: str) -> No
                 f"checkpoint {where}: was trained with {key} = {max(said)}, and the config says {mine[key]}; "
                 f"set {name} to the same"
             )
+
+
+def _check_decay(state: ForeignState, mine: dict[str, float], where: str) -> None:
+    """Raise ConfigError for a parameter whose weight decay, 0 among them, would be another one here."""
+    for group, names in zip(state.groups, state.group_names, strict=True):
+        decay = group.get("weight_decay", 0.0)
+        for name in names:
+            if not math.isclose(decay, mine[name], rel_tol=1e-6):
+                raise ConfigError(
+                    f"checkpoint {where}: {name!r} was trained with weight_decay = {decay}, and would be with "
+                    f"{mine[name]} here; optimizer.groups sets it, but biases and normalization weights have none"
+                )
 
 
 def _setting(group: dict[str, Any], key: str, config: RunConfig) -> Any:

@@ -47,12 +47,15 @@ def read(folder: Path, names: ModelNames) -> ForeignState:
         weights = whole | _frozen(models) | buffers
         own = names.renamed(weights)
         steps = [group["step"] for group in groups if "step" in group]
+        parted = iter(first["param_shapes"])  # stage 3 parts a large group
+        group_names = [[own[name] for _ in group["params"] for name in next(parted)] for group in groups]
     return ForeignState(
         source=source,
         weights=names.weights(weights),
         moments={own[name]: _with_step(tensors, *steps[:1], step) for name, tensors in parts.items()},
         step=step,
         groups=groups,
+        group_names=group_names,
         scaler=scale_of(scaler),
     )
 
@@ -93,6 +96,7 @@ def _without_zero(folder: Path, first: Mapping[str, Any], step: int, names: Mode
         moments={name: _with_step(state, step) for name, state in names.by_name(optimizer).items()},
         step=step,
         groups=list(optimizer["param_groups"]),
+        group_names=names.in_groups(optimizer),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from distcore import ConfigError
 
@@ -21,7 +22,7 @@ class ModelNames:
 
     def __init__(self, model: nn.Module, where: str) -> None:
         """``where`` names the checkpoint in errors."""
-        self._model, self._where = model, where
+        self.model, self._where = model, where
         self.parameters = dict(model.named_parameters())
         first = {parameter: name for name, parameter in self.parameters.items()}
         every = dict(model.named_parameters(remove_duplicate=False))
@@ -78,6 +79,16 @@ class ModelNames:
         if any(isinstance(key, str) for key in state):
             names = self.renamed(state)
             return {names[key]: dict(value) for key, value in state.items()}
+        numbers = [number for group in groups for number in group]
+        given = (name for group in self.in_groups(optimizer) for name in group)
+        return {name: dict(state[number]) for number, name in zip(numbers, given, strict=True) if number in state}
+
+    def in_groups(self, optimizer: Mapping[str, Any]) -> list[list[str]]:
+        """Return the parameters in each group of a torch optimizer; raises ConfigError as ``by_name`` does."""
+        state, groups = optimizer["state"], [group["params"] for group in optimizer["param_groups"]]
+        if any(isinstance(key, str) for key in state):
+            names = self.renamed(state)
+            return [[names[key] for key in group if key in names] for group in groups]
         fitting = [names for names in self._divisions() if self._fits(names, groups, state)]
         if not fitting or any(names != fitting[0] for names in fitting):
             sizes, mine = " + ".join(str(len(group)) for group in groups), len(self._trained())
@@ -85,9 +96,13 @@ class ModelNames:
                 f"the config's model trains {mine}"
             )  # fmt: skip
             raise ConfigError(f"checkpoint {self._where}: its optimizer has {sizes} parameters: {why}")
-        flat = [number for group in groups for number in group]
-        pairs = zip(flat, (name for names in fitting[0] for name in names), strict=True)
-        return {name: dict(state[number]) for number, name in pairs if number in state}
+        return fitting[0]
+
+    def decays(self, optimizer: Optimizer) -> dict[str, float]:
+        """Return the weight decay of each parameter in an optimizer of the model."""
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        groups = optimizer.param_groups
+        return {names[each]: group.get("weight_decay", 0.0) for group in groups for each in group["params"]}
 
     def _fits(self, names: list[list[str]], groups: Sequence[Sequence[int]], state: Mapping[int, Any]) -> bool:
         if [len(group) for group in names] != [len(group) for group in groups]:
@@ -105,7 +120,7 @@ class ModelNames:
 
     def _divisions(self) -> list[list[list[str]]]:
         names, divisions = self._trained(), []
-        norms = [name for name, part in self._model.named_modules() if isinstance(part, nn.LayerNorm)]
+        norms = [name for name, part in self.model.named_modules() if isinstance(part, nn.LayerNorm)]
         no_decay = (
             {n for n in names if n.rpartition(".")[0] in norms or any(re.search(p, n.lower()) for p in WITHOUT_DECAY)},
             {n for n in names if any(part in n for part in USUAL_WITHOUT_DECAY)},

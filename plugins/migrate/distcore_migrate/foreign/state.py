@@ -23,6 +23,8 @@ class ForeignState:
     """Optimizer steps that were done."""
     groups: list[dict[str, Any]]
     """The optimizer's groups of parameters, with their settings."""
+    group_names: list[list[str]]
+    """The names of the parameters in each of these groups."""
     total_steps: int | None = None
     """Steps of the whole run, where the checkpoint says them."""
     scaler: Mapping[str, Any] = field(default_factory=dict)

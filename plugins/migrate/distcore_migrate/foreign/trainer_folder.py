@@ -38,7 +38,7 @@ def read(folder: Path, names: ModelNames) -> ForeignState:
         moments = {name: _tensors(state) for name, state in names.by_name(optimizer).items()}
         steps = [int(state["step"]) for state in moments.values() if "step" in state]
         step = int(progress["global_step"]) if progress else max(steps, default=0)
-        groups = list(optimizer["param_groups"])
+        groups, group_names = list(optimizer["param_groups"]), names.in_groups(optimizer)
     if not step:
         raise ConfigError(f"checkpoint {file}: does not say how many steps were done")
     return ForeignState(
@@ -47,6 +47,7 @@ def read(folder: Path, names: ModelNames) -> ForeignState:
         moments=moments,
         step=step,
         groups=groups,
+        group_names=group_names,
         total_steps=progress.get("max_steps") if progress else None,
         scaler=scale_of(load(folder / "scaler.pt")) if (folder / "scaler.pt").is_file() else {},
     )
@@ -69,6 +70,7 @@ def read_lightning(file: Path, names: ModelNames) -> ForeignState:
             moments={name: _tensors(state) for name, state in names.by_name(optimizers[0]).items()},
             step=int(tree["global_step"]),
             groups=list(optimizers[0]["param_groups"]),
+            group_names=names.in_groups(optimizers[0]),
             scaler=scale_of(tree.get("MixedPrecision")),
         )
 
