@@ -187,6 +187,16 @@ def test_what_cannot_go_on_is_one_line_and_writes_nothing(
     assert not (folder / "owned").exists()
 
 
+def test_an_epoch_that_is_under_way_is_said_to_be_in_another_order(
+    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    assert "may come again" not in conversion.convert(str(accelerated[0]), str(job), str(tmp_path / "whole"))
+    halves = json.loads(job.read_text()) | {"global_batch_size": 6}  # three steps an epoch
+    (tmp_path / "job.yaml").write_text(json.dumps(halves))
+    told = conversion.convert(str(accelerated[0]), str(tmp_path / "job.yaml"), str(tmp_path / "parts"))
+    assert "rows of the last 1 steps may come again" in told
+
+
 def test_an_out_that_is_there_or_missing_is_refused(job: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is there already"):
         conversion.convert(str(tmp_path), str(job), str(tmp_path))

@@ -56,9 +56,11 @@ def convert(folder: str, config_file: str, out: str) -> str:
     path = target / "checkpoints" / f"step-{state.step:08d}"
     neutral.write(path, tensors, job_state(state, recorded, rows, per_epoch, total))
     (target / "config.yaml").write_text(dump_config(recorded), encoding="utf-8")
+    within = state.step % per_epoch
+    order = f" (epochs are in distcore's order: rows of the last {within} steps may come again in this one)"
     return (
         f"{path}: {state.source}, step {state.step} of {total}; go on with: distcore train {config_file} --out {out} "
-        "--resume auto"
+        f"--resume auto{order if within else ''}"
     )
 
 
