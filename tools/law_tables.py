@@ -1,9 +1,10 @@
-"""Measure the laws and write their tables: python tools/law_tables.py [--tables-only] [ddp fsdp …]
+"""Measure the laws and write their tables: python tools/law_tables.py [--tables-only] [ddp fsdp … tasks]
 
-What is measured goes into docs/laws.json, case by case; without names everything is measured, with ``--tables-only``
-nothing. What stands between ``<!-- laws -->`` and ``<!-- /laws -->`` is made from that file: docs/laws.md has a row per
-law and bound with a column per strategy, and the names of the cases of each row. A cell is the largest error of its
-cases. The README of a plugin names the measured settings and what is exempt; that of an example has a row per setting.
+What is measured goes into docs/laws.json, case by case; without names everything is measured, and the date, the
+versions and the minutes are noted; with ``--tables-only`` nothing is. What stands between ``<!-- laws -->`` and
+``<!-- /laws -->`` is made from that file: docs/laws.md has a row per law and bound with a column per strategy, the
+names of the cases of each row, and a row per task. A cell is the largest error of its cases. The README of a plugin
+names the measured settings and what is exempt; that of an example has a row per setting.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ import argparse
 import json
 import re
 from collections.abc import Collection, Iterator
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from typing import Any
+
+import laws_of_tasks
 
 from distcore.testing import runner
 from distcore.testing.findings import LAWS
@@ -53,6 +59,8 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
 """Title, strategy, ranks and options of each setting, by the folder of the README that shows it."""
 ERRORS = "../../docs/laws.md#what-was-measured"
 """Where every README leads to."""
+VERSIONED = ("torch", "deepspeed", "horovod", "accelerate", "transformers")
+"""What decides the results beside distcore."""
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 Setting = dict[str, Any]
@@ -174,9 +182,9 @@ def by_setting(numbers: dict[str, Any], folder: str) -> str:
 def by_strategy(numbers: dict[str, Any]) -> str:
     """The table of docs/laws.md."""
     plugins = [folder for folder in numbers["settings"] if folder.startswith("plugins/")]
-    return table(
-        numbers["cases"], _of_strategies([setting for folder in plugins for setting in numbers["settings"][folder]])
-    )
+    columns = _of_strategies([setting for folder in plugins for setting in numbers["settings"][folder]])
+    tasks = f"Cases of tasks that held, in one process, over their settings:\n\n{laws_of_tasks.table(numbers['tasks'])}"
+    return f"{table(numbers['cases'], columns)}\n{tasks}\n{numbers['measured']}\n"
 
 
 def _of_strategies(settings: list[Setting]) -> dict[str, list[Setting]]:
@@ -211,11 +219,17 @@ def main() -> None:
     parser.add_argument("--tables-only", action="store_true", help="measure nothing, write the tables again")
     arguments = parser.parse_args()
     numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
-    settings = numbers["settings"]
+    settings, began = numbers["settings"], monotonic()
     for folder in [] if arguments.tables_only else select_folders(arguments.names):
         settings[folder] = [measure(*setting, numbers["cases"]) for setting in SETTINGS[folder]]
         numbers["settings"] = {name: settings[name] for name in SETTINGS if name in settings}
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
+    if not arguments.tables_only and (not arguments.names or "tasks" in arguments.names):
+        numbers["tasks"] = laws_of_tasks.measure()
+    if not arguments.tables_only and not arguments.names:
+        versions = ", ".join(f"{name} {version(name)}" for name in VERSIONED)
+        numbers["measured"] = f"Measured on {date.today()} in {(monotonic() - began) / 60:.0f} minutes: {versions}."
+    NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
     for page, filled in pages(numbers).items():
         page.write_text(with_table(page.read_text(), filled))
 

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from distcore import Piece
 from distcore.checkpoint import Checkpoint
-from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, checksum_line
+from distcore.checkpoint.manifest import BYTES, CHECKSUM, MANIFEST, checksum_line
+from distcore.checkpoint.provenance import environment
+from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.state import State
 
@@ -130,3 +132,12 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     rewrite(path, format=99)
     with pytest.raises(CheckpointError, match="checkpoint format 99, this distcore reads 1"):
         Checkpoint(path)
+
+
+def test_the_bytes_of_a_dtype_are_torchs() -> None:
+    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == BYTES
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_the_versions_of_a_run_name_the_distribution_of_its_task() -> None:
+    assert "distcore-tasks" in environment("single", "text-classification")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from checkpoint_cases import state, write
 
+from distcore.checkpoint import find
 from distcore.checkpoint.choice import choose
 from distcore.errors import CheckpointError
 
@@ -70,3 +71,9 @@ def test_a_folder_in_which_nothing_is_whole_says_what_is_wrong(tmp_path: Path) -
     (write(tmp_path / "checkpoints", [state(1.0)], 10) / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints is whole: .*manifest\.json"):
         choose(tmp_path)
+
+
+def test_a_path_to_resume_from_is_a_folder_with_a_manifest(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint there; name a folder"):
+        find(str(tmp_path), tmp_path)
+    assert find(str(write(tmp_path, [state(1.0)])), tmp_path) == tmp_path / "step-00000001"

@@ -21,6 +21,7 @@ SAID = {
     "rates that are no numbers": ({"learning_rates": [math.nan, math.nan]}, "negative or not a number"),
     "an infinite rate": ({"learning_rates": [math.inf]}, "negative or not a number"),
     "a negative rate": ({"learning_rates": [-1.0]}, "negative or not a number"),
+    "more rates than groups": ({"learning_rates": [0.01, 0.02, 0.03]}, "3 learning rates for 2 parameter groups"),
     "rates for nothing": ({"learning_rates": [0.01] * 100_000}, "100000 learning rates for 2 parameter groups"),
     "a list as best": ({"best": [1]}, "AttributeError"),
     "a best value that is no number": ({"best": BEST | {"value": math.nan}}, "the best evaluation cannot be"),

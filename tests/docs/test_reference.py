@@ -188,6 +188,15 @@ def test_the_summary_of_any_to_any_is_that_of_all_pairs() -> None:
     assert f"the largest distance is {worst:.1e}" in " ".join(page.split())
 
 
+def test_the_table_of_other_trainers_is_that_of_what_was_measured() -> None:
+    benchmark = load("benchmarks/rivals.py")
+    numbers = json.loads((DOCS / "rivals.json").read_text())
+    (between,) = re.findall(r"<!-- rivals -->\n(.*?)<!-- /rivals -->", (DOCS / "laws.md").read_text(), re.S)
+    assert between == benchmark.table(numbers), "run benchmarks/rivals.py --page"
+    assert [row["title"] for row in numbers["rivals"]] == [rival.title for rival in benchmark.RIVALS.values()]
+    assert all(row["errors"].keys() == benchmark.CASES.keys() for row in numbers["rivals"])
+
+
 def test_the_page_of_the_laws_has_every_case_of_a_task_under_its_law() -> None:
     section = (DOCS / "laws.md").read_text().partition("## From the side of a task")[2].partition("\n## ")[0]
     rows = {law: names.split(", ") for law, names in re.findall(r"^\| \d (\w+) \| ([\w, -]+) \|", section, re.M)}

@@ -11,7 +11,7 @@ import pytest
 from distcore import BatchPlan, Capabilities, ConstantColumn, RunConfig
 from distcore.config.schema import Loader
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.batching.token_budget import SIZELESS, TokenCut
+from distcore.plugin.batching.token_budget import SIZELESS, TokenCut, _Sorted
 from distcore.resolve.micro_batches import forward_tokens
 from distcore.testing.problem import RandomRows
 
@@ -185,3 +185,11 @@ def test_a_strategy_that_pays_for_each_micro_batch_gets_fewer() -> None:
 def sizes(plan: BatchPlan, shards: int) -> list[list[int]]:
     """Rows of each micro-batch of each shard in the first step."""
     return [[len(micro.indices) for micro in plan.split(0, 0, shard, shards)] for shard in range(shards)]
+
+
+def test_where_fewer_slices_suffice_the_costliest_of_several_rows_is_halved() -> None:
+    rows = _Sorted(TokenCut(tokens=64, forward=0), np.array([2, 2, 2, 2, 50]))
+    assert rows.balanced_bounds(2, 64) == [0, 4, 5]
+    assert rows.balanced_bounds(3, 64) == [0, 2, 4, 5]
+    assert rows.balanced_bounds(4, 64) == [0, 1, 2, 4, 5]
+    assert rows.balanced_bounds(7, 64) == [0, 1, 2, 3, 4, 5, 5, 5], "no row is cut: the last slices are empty"

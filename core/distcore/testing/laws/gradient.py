@@ -160,10 +160,11 @@ def needs_phases(lab: Lab) -> None:
 
 @law("gradient")
 def bf16(lab: Lab) -> Measured:
-    """Training in bf16 equals plain PyTorch in bf16, within a wider bound."""
+    """Training in bf16 equals plain PyTorch in bf16: the mean error of five seeds, which differ by a factor of two."""
     if "bf16" not in lab.hooks.capabilities.precisions:
         raise Skip("the strategy declares that it does not support bf16")
-    return compare(lab, Problem(), bound=BF16, precision="bf16")
+    measured = [compare(lab, Problem(), bound=BF16, precision="bf16", seed=seed) for seed in range(5)]
+    return replace(max(measured, key=_badness), error=sum(each.error for each in measured) / len(measured))
 
 
 @law("gradient")

@@ -18,6 +18,8 @@ from distcore import RunConfig, train
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.errors import CheckpointError
+from distcore_tasks.preference.losses import kto_losses, row_losses
+from distcore_tasks.preference.options import PreferenceOptions
 from distcore_tasks.preference.task import Preference
 
 PAIRS = Path(__file__).with_name("pairs.jsonl")
@@ -194,3 +196,16 @@ def test_a_row_whose_answers_are_cut_off_is_refused(tmp_path: Path, capsys: pyte
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["train", "--task", "preference", "--data", str(file), "--out", str(tmp_path / "run")]) == 2
     assert "row 1: the answers are cut off entirely" in capsys.readouterr().err
+
+
+def test_an_answer_of_one_token_counts_as_one_in_ipo() -> None:
+    options = PreferenceOptions(loss="ipo", beta=0.5)
+    chosen, rejected = torch.tensor([2.0, 4.0]), torch.tensor([1.0, 9.0])
+    losses = row_losses(options, chosen, rejected, torch.tensor([1, 2, 1, 3]))
+    assert losses.tolist() == [(2.0 / 1 - 1.0 / 1 - 1) ** 2, (4.0 / 2 - 9.0 / 3 - 1) ** 2]
+
+
+def test_kto_weighs_each_answer_against_the_divergence() -> None:
+    chosen, rejected, divergence = torch.tensor([2.0, -1.0]), torch.tensor([0.5, 3.0]), torch.tensor(0.25)
+    expected = (1 - (0.5 * (chosen - divergence)).sigmoid() + 1 - (0.5 * (divergence - rejected)).sigmoid()) / 2
+    torch.testing.assert_close(kto_losses(0.5, chosen, rejected, divergence), expected)

@@ -153,3 +153,11 @@ def test_labels_that_are_to_be_ignored_are_seen() -> None:
     hidden, weight, bias, labels = given()
     counted = function.summed_cross_entropy(hidden, weight, bias, labels.clamp(min=0), 0.0, IGNORED)
     assert abs(counted - whole(hidden, weight, bias, labels, 0.0, IGNORED)) > 0.05 * counted
+
+
+@pytest.mark.parametrize(
+    ("rows", "chunks"), [(1, 1), (function.ROWS, 1), (4 * function.ROWS, 4), (10**4, function.CHUNKS)]
+)
+def test_many_rows_are_cut_into_so_many_chunks_and_few_into_fewer(rows: int, chunks: int) -> None:
+    made = [part.stop - part.start for part, _ in function._chunks(torch.zeros(rows, 1), torch.zeros(2, 1), None)]
+    assert (len(made), sum(made)) == (chunks, rows)
