@@ -59,7 +59,7 @@ def _of_group(group: Group, seed: int) -> Iterator[Mutant]:
     return (mutant for mutant in mutants if changes_the_program(mutant, texts[mutant.file]))
 
 
-_LOCK = threading.Lock()
+_LOCK, _NOTING = threading.Lock(), threading.Lock()
 """Of the record, and of the notes about tests: one copy makes them for all."""
 _noted: dict[tuple[Kind, tuple[str, ...]], Tests] = {}
 """Tests with the lines that they run, by kind and files."""
@@ -78,9 +78,10 @@ def judge(copy: Scratch, mutant: Mutant, thorough: bool) -> str:
 
 
 def _by_tests(copy: Scratch, mutant: Mutant, group: Group, kind: Kind, budget: float) -> str:
-    with _LOCK:
-        key = kind, group.tests
-        _noted[key] = _noted.get(key) or measure(copy, kind, group.tests, TARGETS, STORE)
+    key = kind, group.tests
+    if key not in _noted:
+        with _NOTING:
+            _noted[key] = _noted.get(key) or measure(copy, kind, group.tests, TARGETS, STORE)
     names = noticing(_noted[key], mutant, budget)
     if not names:
         return ""

@@ -184,7 +184,9 @@ def by_strategy(numbers: dict[str, Any]) -> str:
     plugins = [folder for folder in numbers["settings"] if folder.startswith("plugins/")]
     columns = _of_strategies([setting for folder in plugins for setting in numbers["settings"][folder]])
     tasks = f"Cases of tasks that held, in one process, over their settings:\n\n{laws_of_tasks.table(numbers['tasks'])}"
-    return f"{table(numbers['cases'], columns)}\n{tasks}\n{numbers['measured']}\n"
+    return "\n".join(
+        [table(numbers["cases"], columns), tasks, *([f"{numbers['measured']}\n"] if "measured" in numbers else [])]
+    )
 
 
 def _of_strategies(settings: list[Setting]) -> dict[str, list[Setting]]:

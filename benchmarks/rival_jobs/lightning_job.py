@@ -55,7 +55,7 @@ def run(order: Order) -> None:
         **settings,
     )
     path = os.path.join(order.folder, "saved.ckpt")
-    ranks = {"num_replicas": order.world, "rank": int(os.environ.get("RANK", "0"))}
+    ranks: Any = {"num_replicas": order.world, "rank": int(os.environ.get("RANK", "0"))}
     sampler: Any = torch.utils.data.DistributedSampler(job.train, shuffle=order.shuffle, **ranks)
     loader = StatefulDataLoader(job.train, order.batch, sampler=sampler, collate_fn=collate)
     trainer.fit(module, loader, ckpt_path=path if order.resume else None)
