@@ -126,7 +126,8 @@ def run(mutants: Iterator[Mutant], jobs: int, minutes: float, warm: Sequence[str
                 began = time.monotonic()
                 by = judge(copy, mutant, thorough)
                 reason = known.get(mutant.name, {}).get("reason", "")
-                entry = {"name": mutant.name, "before": mutant.before, "after": mutant.after, "by": by}
+                change = {"line": mutant.line, "before": mutant.before, "after": mutant.after}
+                entry: Entry = {"name": mutant.name, **change, "by": by}
                 entry |= {"reason": reason} if reason and not by else {}
                 with _LOCK:
                     with RECORD.open("a", encoding="utf-8") as out:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -43,12 +44,16 @@ class Mutant:
     """What stands there in the mutant."""
     start: int
     """Offset of ``before`` in the file, in characters."""
+    number: int = 0
+    """How many changes in the file before this one are the same on a line of the same text."""
+    text: str = ""
+    """The line."""
 
     @property
     def name(self) -> str:
-        """A name that is the same in each run as long as the lines around it do not move."""
-        change = hashlib.sha256(f"{self.start} {self.before} {self.after}".encode()).hexdigest()[:8]
-        return f"{self.file}:{self.line}:{self.operator}:{change}"
+        """A name that stays when the line moves, but not when it changes."""
+        change = f"{self.text} {self.before} {self.after} {self.number}"
+        return f"{self.file}:{self.operator}:{hashlib.sha256(change.encode()).hexdigest()[:8]}"
 
     def of(self, text: str) -> str:
         """Return the file ``text`` with this change."""
@@ -58,17 +63,25 @@ class Mutant:
 def mutants_of(file: str, text: str) -> list[Mutant]:
     """Return all changes of the file ``text``, in the order of its lines; ``changes_the_program`` says which count."""
     made: dict[tuple[int, str, str], Mutant] = {}
-    starts = [0]
-    for line in text.splitlines(keepends=True):
+    lines, starts = text.splitlines(keepends=True), [0]
+    for line in lines:
         starts.append(starts[-1] + len(line.encode()))
     encoded = text.encode()
     for node, operator, after in _changes(ast.parse(text)):
         first = starts[node.lineno - 1] + node.col_offset
         last = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         before, start = encoded[first:last].decode(), len(encoded[:first].decode())
-        mutant = Mutant(file, node.lineno, node.end_lineno or node.lineno, operator, before, after, start)
+        line = lines[node.lineno - 1].strip()
+        mutant = Mutant(file, node.lineno, node.end_lineno or node.lineno, operator, before, after, start, text=line)
         made.setdefault((start, before, after), mutant)
-    return sorted(made.values(), key=lambda mutant: (mutant.start, mutant.operator, mutant.after))
+    ordered = sorted(made.values(), key=lambda mutant: (mutant.start, mutant.operator, mutant.after))
+    seen: Counter[str] = Counter()
+    return [replace(mutant, number=_next(seen, mutant.name)) for mutant in ordered]
+
+
+def _next(seen: Counter[str], name: str) -> int:
+    seen[name] += 1
+    return seen[name] - 1
 
 
 def changes_the_program(mutant: Mutant, text: str) -> bool:

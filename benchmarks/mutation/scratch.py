@@ -81,7 +81,7 @@ class Scratch:
     @contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:
         """Change the copy's file, and restore it at the end."""
-        original = (ROOT / mutant.file).read_text(encoding="utf-8")
+        original = (self.folder / mutant.file).read_text(encoding="utf-8")
         try:
             self._write(mutant.file, mutant.of(original))
             yield

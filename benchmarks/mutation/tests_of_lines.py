@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,24 +35,29 @@ RANKS = Kind("ranks", "not slow and not machines and not gpu and (ranks or progr
 def measure(scratch: Scratch, kind: Kind, patterns: Sequence[str], targets: Sequence[str], store: Path) -> Tests:
     """Return the lines of ``targets`` that each test of the files runs.
 
-    ``store`` keeps them by test file; a file is measured again if it, or any file of the targets, has changed.
+    ``store`` keeps them by test file; a file is measured again if it, or a file of the targets that it runs, has
+    changed.
     """
-    named = [ROOT / target for target in targets]
-    sources = sorted(path for each in named for path in ([each] if each.is_file() else each.rglob("*.py")))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     store.mkdir(parents=True, exist_ok=True)
     tests: Tests = {}
     for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
         name = str(path.relative_to(ROOT))
-        own = hashlib.sha256((digest + path.read_text()).encode()).hexdigest()
         kept = store / f"{kind.name}-{name.replace('/', '-')}.json"
-        known = json.loads(kept.read_text()) if kept.is_file() else {}
-        if known.get("digest") != own:
-            known = {"digest": own, "tests": _trace(scratch, name, kind, targets, store / "notes")}
+        known = json.loads(kept.read_text()) if kept.is_file() else {"digests": {}}
+        if name not in known["digests"] or known["digests"] != _digests(known["digests"]):
+            traced = _trace(scratch, name, kind, targets, store / "notes")
+            run = {file for test in traced.values() for file in test["lines"]}
+            known = {"digests": _digests([name, *sorted(run)]), "tests": traced}
             kept.write_text(json.dumps(known))
             print(f"{name}: {len(known['tests'])} {kind.name} tests", flush=True)
         tests |= known["tests"]
     return tests
+
+
+def _digests(files: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that there is."""
+    paths = {file: ROOT / file for file in files}
+    return {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in paths.items() if path.is_file()}
 
 
 def _trace(scratch: Scratch, name: str, kind: Kind, targets: Sequence[str], notes: Path) -> Tests:
