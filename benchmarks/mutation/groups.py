@@ -55,7 +55,7 @@ class Group:
 def _plugin(name: str, *checks: str, without: Sequence[str] = (), warm: Sequence[str] = ()) -> Group:
     commands = tuple(("--strategy", *check.split()) for check in checks)
     folder = f"plugins/{name}"
-    tests = f"{folder}/tests/test_*.py", "tests/across/test_plan*.py"
+    tests = f"{folder}/tests/test_*.py", "tests/across/test_plans_of_strategies.py"
     return Group((f"{folder}/distcore_{name}",), tests, commands, tuple(without), tuple(warm))
 
 

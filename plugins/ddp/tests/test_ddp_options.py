@@ -1,4 +1,4 @@
-"""What DDP's options change in what the strategy declares, and who is named when a gradient was not averaged."""
+"""DDP's options: the laws that each gives up, and whose gradient was not averaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Horovod's options rule out, without ranks."""
+"""Horovod's options, without ranks: the settings that each rules out."""
 
 from __future__ import annotations
 

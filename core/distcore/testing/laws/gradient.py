@@ -263,7 +263,5 @@ def _worst(actual: list[float], expected: list[float]) -> float:
 def _steps_of(worst: str, trained: Series, solution: Series) -> str:
     """Return the first value and the expected one of a series over steps: they show a wrong scale."""
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
-    if worst not in pairs:
-        return ""
-    actual, expected = pairs[worst]
+    actual, expected = pairs.get(worst, ([], []))
     return f", step 1: {actual[0]:.6g} for {expected[0]:.6g}" if actual else ""
