@@ -74,22 +74,21 @@ def _trace(scratch: Scratch, name: str, kind: Kind, targets: Sequence[str], note
             test["lines"].setdefault(note["file"], []).append(note["line"])
         else:
             test |= {"seconds": note["seconds"], "passed": note["passed"]}
-    return {name: test for name, test in tests.items() if test.pop("passed") and test["lines"]}
+    return {name: test for name, test in tests.items() if test.pop("passed")}
 
 
 def noticing(tests: Tests, mutant: Mutant, budget: float) -> list[str]:
     """Return the tests that run a line of the mutant, the shortest first, as many as fit into ``budget`` seconds.
 
-    What runs at import only, such as a constant, is up to all tests that run anything of its file.
+    What runs at import only, such as a constant, is up to all tests.
     """
     changed = set(range(mutant.line, mutant.end + 1))
-    of_file = {name: test for name, test in tests.items() if mutant.file in test["lines"]}
-    chosen = [name for name, test in of_file.items() if changed & set(test["lines"][mutant.file])] or [*of_file]
-    chosen.sort(key=lambda name: (of_file[name]["seconds"], name))
+    chosen = [name for name, test in tests.items() if changed & set(test["lines"].get(mutant.file, ()))] or [*tests]
+    chosen.sort(key=lambda name: (tests[name]["seconds"], name))
     spent = 0.0
     fit: list[str] = []
     for name in chosen:
-        spent += of_file[name]["seconds"]
+        spent += tests[name]["seconds"]
         if fit and spent > budget:
             break
         fit.append(name)

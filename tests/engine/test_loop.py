@@ -6,7 +6,8 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pluggy
@@ -16,11 +17,12 @@ import torch
 import distcore
 from distcore import Progress, Run, RunConfig, hookimpl, train
 from distcore.engine import trainer
-from distcore.engine.loop import steps
+from distcore.engine.loop import seed_step, steps
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError
+from distcore.model.row_dropout import RowMasks
 from distcore.plugin.batching.sampling import BatchPlan, rank_sampler
-from distcore.plugin.strategy.contract import RankInfo
+from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.resolve import strategies
 from distcore.resolve.resolve import resolve
@@ -162,3 +164,13 @@ def test_processes_of_a_loader_can_unpickle_the_sampler() -> None:
     plan = BatchPlan(lengths=np.arange(1, 9), global_batch=4, micro_batch=2, seed=0)
     sampler = pickle.loads(pickle.dumps(rank_sampler(plan, 0, 2)))
     assert [micro.indices.tolist() for micro in sampler(0, 1)] == [m.indices.tolist() for m in plan.split(0, 1, 0, 2)]
+
+
+def test_the_masks_of_rows_have_another_key_in_each_step_and_for_each_seed() -> None:
+    keys = []
+    for seed, step in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        masks, world = RowMasks(), World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        run: Any = SimpleNamespace(config=RunConfig(seed=seed), world=world)
+        seed_step(run, step, masks)
+        keys.append(masks.key)
+    assert len(set(keys)) == 4
