@@ -14,7 +14,7 @@ SUMMARY = "print the config that does what another trainer's files or command li
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore migrate [FLAGS] [FILE…] [-- COMMAND LINE] | CONFIG --checkpoint FOLDER --out RUN"
+    parser.usage = "distcore migrate [FLAGS] [FILE…] [-- COMMAND LINE]"
     parser.takes_command = True  # type: ignore[attr-defined]
     parser.add_argument(
         "files", nargs="*", metavar="FILE",

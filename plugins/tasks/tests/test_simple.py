@@ -71,6 +71,16 @@ def test_the_report_is_the_mean_of_each_metric_and_null_without_rows() -> None:
     assert task.report({}, data) == {"loss": None, "near": None}
 
 
+def test_a_training_set_without_rows_is_refused(tmp_path: Path) -> None:
+    class Empty(Lines):
+        def data(self) -> Any:
+            given, evaluation = super().data()
+            return TensorDataset(*(tensor[:0] for tensor in given.tensors)), evaluation
+
+    with pytest.raises(TaskError, match="its training set has no rows, so there is nothing to train on"):
+        train(RunConfig(out=str(tmp_path / "run"), max_steps=2, device="cpu"), Empty())
+
+
 def test_a_mistyped_metric_is_named_before_the_first_step() -> None:
     class Mistyped(Lines):
         def row_metrics(self, model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 
 import numpy as np
 from torch import Tensor
@@ -62,15 +62,16 @@ def padded_rows(dataset: Dataset) -> Dataset | None:
 
 
 def check_indexed(name: str, dataset: object) -> None:
-    """Raise TaskError unless rows can be fetched by number; ``name`` is that of the field of ``Datasets``."""
+    """Raise TaskError unless rows can be fetched by number, and some trained on; ``name`` is a ``Datasets`` field."""
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__len__"):
         raise TaskError(
             f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which is read from its start only: a "
             "resume could not go on inside it (law 7); expected a dataset with len() and batch(indices)"
         )
     if not hasattr(type(dataset), "batch"):
-        kind = type(dataset).__name__
-        raise TaskError(f"task: prepare() returned as {name!r} a {kind}, which has no batch(indices)")
+        raise TaskError(f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which has no batch(indices)")
+    if name == "train" and isinstance(dataset, Sized) and not len(dataset):
+        raise TaskError("task: its training set has no rows, so there is nothing to train on")
 
 
 def mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | None:
