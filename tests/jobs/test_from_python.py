@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from user_file import task_file
 
 from distcore import Clip, ConfigError, RankError, Report, RunConfig, launch, train
+from distcore.errors import DistcoreError
 from distcore.launchers.processes import local
 from distcore.launchers.processes.start_method import check_spawnable
+from distcore.testing.problem import Problem
 
 JOB = {"strategy": "ddp", "nproc": 2, "device": "cpu", "max_steps": 2, "extensions": {"progress": False}}
 
@@ -76,6 +78,26 @@ def test_a_wrong_config_is_one_line(given: dict[str, object], line: str) -> None
         RunConfig(**given)
     assert str(caught.value) == line
     assert not isinstance(caught.value, ValidationError)
+
+
+def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:
+    config = RunConfig.model_validate({"optimizer": "sgd", "schedule": "cosine"})
+    assert (config.optimizer.name, config.schedule.name) == ("sgd", "cosine")
+    assert config == RunConfig.model_validate({"optimizer": {"name": "sgd"}, "schedule": {"name": "cosine"}})
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "line"),
+    [
+        (Problem(), None, "config: expected a RunConfig, and was given a Problem"),
+        ({"epochs": 1}, None, "config: expected a RunConfig, and was given a dict"),
+        (RunConfig(), 5, r"task: expected an object with .*, and was given int"),
+        (RunConfig(), {"lr": 1}, r"task: expected an object with .*, and was given dict"),
+    ],
+)
+def test_arguments_of_train_in_another_order_are_one_line(config: Any, task: Any, line: str) -> None:
+    with pytest.raises(DistcoreError, match=line):
+        train(config, task)
 
 
 def test_a_wrong_part_of_a_config_is_one_line_too() -> None:

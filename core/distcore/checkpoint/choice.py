@@ -33,7 +33,8 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
         return target, target.name
     every = checkpoints_in(target / "checkpoints")
     if not every:
-        raise CheckpointError(f"{target}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN")
+        wrong = "holds no checkpoint" if target.exists() else "no such folder"
+        raise CheckpointError(f"{target}: {wrong}; expected a run folder or a folder step-NNNNNNNN")
     newest = next(complete_checkpoints(target / "checkpoints"), None)
     if newest is None:
         raise CheckpointError(f"{target}: none of {len(every)} checkpoints is whole: {problem_of(every[0])}")

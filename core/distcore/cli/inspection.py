@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> int:
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (given.to is not None):
-        raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
+        raise ConfigError(f"checkpoint {action}: {'needs' if action == 'export' else 'takes no'} --to DIR")
     of_export = {"--task": given.task, "--step": given.step, "--best": given.best, "--merged": given.merged}
     for flag, value in of_export.items():
         if value not in (None, False) and action != "export":

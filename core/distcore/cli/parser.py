@@ -65,7 +65,8 @@ class Parser(argparse.ArgumentParser):
         hint = here_it_is(flag, known) or nearest(flag, known)
         if no_task and (self.names_task or not hint):
             raise no_task  # it may well be a flag of the task
-        raise ConfigError(f"{kind} {flag!r}{hint}; {self.prog} --help lists the flags")
+        asked = f"{self.prog} --help{' --task NAME' * self.names_task}"
+        raise ConfigError(f"{kind} {flag!r}{hint}; {asked} lists the flags")
 
     def _try_task_flags(self, argv: Sequence[str]) -> DistcoreError | None:
         """Add the flags of the task where help, or a flag that the command has not, asks for them.
@@ -113,7 +114,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError; argparse calls this for every error that it finds."""
-        raise ConfigError(f"{message.removeprefix('argument ')} ({self.prog} --help explains)")
+        shown = f"--help {ALL}" if self.short_help else "--help"
+        raise ConfigError(f"{message.removeprefix('argument ')} ({self.prog} {shown} explains)")
 
 
 class _ShowHelp(argparse.Action):

@@ -24,6 +24,7 @@ from distcore.config.values import check_tree
 from distcore.errors import ConfigError, print_uncaught_on_one_line
 
 Auto = Literal["auto"]
+Level = Literal["debug", "info", "warning", "error"]
 _OUTERMOST: ContextVar[bool] = ContextVar("_OUTERMOST", default=True)
 """False while the trees inside another one are validated: it is the outermost that names the dotted key."""
 
@@ -218,13 +219,9 @@ class RunConfig(_Tree):
         "auto", description="processes to start on this machine; auto: one per accelerator, or one where there is none"
     )
     max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
-    device: str = Field(
-        "auto", description="device type, by torch's name; auto: the accelerator that torch sees, else cpu"
-    )
+    device: str = Field("auto", description="device type, by torch's name; auto: the accelerator, if any, else cpu")
     task: str = Field("auto", description="what is trained: a name, or file.py:Class; auto: the installed default")
-    task_options: dict[str, Any] = Field(
-        default_factory=dict, description="options of the task; distcore tasks NAME lists them"
-    )
+    task_options: dict[str, Any] = Field(default_factory=dict, description="options, listed by distcore tasks NAME")
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
@@ -263,26 +260,19 @@ class RunConfig(_Tree):
         "rank; auto: from the row on a CPU without compile, unless a resumed checkpoint has the other",
     )
     gradient_checkpointing: bool = Field(
-        False,
-        description="compute activations again in the backward pass, instead of keeping them: less memory, more time",
+        False, description="compute activations again in the backward pass, not keep them: less memory, more time"
     )
     loader: Loader = Field(Loader(), description="how rows become batches")
-    freeze: str | None = Field(
-        None, description="regular expression: parameters in whose name it is found are not trained"
-    )
+    freeze: str | None = Field(None, description="regular expression in the names of parameters that are not trained")
     lora: LoRA = Field(LoRA(), description="train an adapter instead of the whole model")
     seed: int = Field(
         0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
     )
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
-    resume_changed: list[str] | None = Field(
-        None, description="keys that may differ from those of the checkpoint that is resumed"
-    )
+    resume_changed: list[str] | None = Field(None, description="keys that may differ from the resumed checkpoint's")
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
-    eval_every: int = Field(
-        0, ge=0, description="optimizer steps between evaluations, beside those at epoch ends; 0: none between"
-    )
+    eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations, beside epoch ends; 0: none")
     eval_at_epoch_end: bool = Field(True, description="evaluate at epoch ends, too; a run always evaluates at its end")
     patience: int = Field(
         0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
@@ -299,12 +289,8 @@ class RunConfig(_Tree):
         2, ge=0, description="first steps in which ranks compare rows and weights, and collate again"
     )
     timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level of messages of rank 0"
-    )
-    log_level_replica: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="least level of messages of the other ranks"
-    )
+    log_level: Level = Field("info", description="least level of messages of rank 0")
+    log_level_replica: Level = Field("warning", description="least level of messages of the other ranks")
 
     @property
     def pads_rows(self) -> bool:
@@ -322,6 +308,11 @@ class RunConfig(_Tree):
     @classmethod
     def _not_a_bool(cls, given: object) -> object:
         return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off
+
+    @field_validator("optimizer", "schedule", mode="before")
+    @classmethod
+    def _name_alone(cls, given: object) -> object:
+        return {"name": given} if isinstance(given, str) else given
 
     @field_validator("resume_changed", mode="before")
     @classmethod

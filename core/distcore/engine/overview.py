@@ -40,4 +40,5 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     if run.world.shards * run.accumulation > 1 and any(isinstance(part, _BatchNorm) for part in run.module.modules()):
         yield "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
-    yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs} epoch{'s' * (epochs != '1')}"
+    ends = f" (max_steps, not epochs {config.epochs})" if config.max_steps and config.epochs > 1 else ""
+    yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs} epoch{'s' * (epochs != '1')}{ends}"

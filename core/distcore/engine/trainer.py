@@ -193,7 +193,7 @@ def resume_or_start(
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
-        if progress.step >= run.total_steps:
+        if progress.step >= run.total_steps and run.world.is_main:
             key = steps_key(run.config)
             flag, most = f"--{key.replace('_', '-')}", getattr(run.config, key)
             already = f"the run is already at step {progress.step}, and {flag} {most} is not beyond it"

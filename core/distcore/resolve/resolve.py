@@ -63,6 +63,8 @@ def resolve(
     the config. With ``elsewhere`` the run is on another machine, so this one need not have the device. Raises
     DistcoreError, one line.
     """
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"config: expected a RunConfig, and was given a {type(config).__name__}: train(config, task)")
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the folder of the run to continue")
     chosen, trained = strategies.of(config), BoundTask.of(task) if task else tasks.of(config)

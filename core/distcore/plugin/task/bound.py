@@ -51,9 +51,10 @@ class BoundTask:
     """A task's typed face, as ``Hooks`` is a strategy's; implements ``distcore.Task``."""
 
     def __init__(self, task: Task) -> None:
-        """Find out which methods of ``TaskSpec`` the task has; raises TaskError for a class or a name."""
-        if isinstance(task, type | str):
-            how = f"the class; give {task.__name__}()" if isinstance(task, type) else f"a name; set task={task!r}"
+        """Find out which methods of ``TaskSpec`` the task has; raises TaskError for a class or a plain value."""
+        if isinstance(task, type) or type(task).__module__ == "builtins":
+            how = f"a name; set task={task!r}" if isinstance(task, str) else type(task).__name__
+            how = f"the class; give {task.__name__}()" if isinstance(task, type) else how
             raise TaskError(f"task: expected an object with prepare() and build_model(), and was given {how}")
         self.task = task
         """The task itself, for its options."""

@@ -163,6 +163,8 @@ def checked_losses(losses: Tensor, row_loss: Callable[..., object]) -> Tensor:
         given = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
         task, place = type(getattr(row_loss, "__self__", None)).__name__, defined_at(row_loss)
         raise TaskError(f"task {task}: row_loss() returned {given}; expected one loss per row, shape (n,){place}")
+    if torch.is_grad_enabled() and not losses.requires_grad:
+        raise TaskError(f"task: row_loss() returned losses without a gradient (detached?){defined_at(row_loss)}")
     return losses
 
 
