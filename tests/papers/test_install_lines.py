@@ -56,7 +56,9 @@ def newest() -> str | None:
     return None
 
 
-@pytest.mark.parametrize("python", [sys.executable, newest()], ids=["this", "newest"])
+@pytest.mark.parametrize(
+    "python", [pytest.param(sys.executable, id="this"), pytest.param(newest(), id="newest", marks=pytest.mark.slow)]
+)  # the newest Python may get a torch for CUDA, of 6 GB
 @pytest.mark.parametrize(
     "line",
     [
