@@ -62,7 +62,7 @@ TEXT_FILES = {
     "type.yaml": "epochs: many\n",
     "two.jsonl": '{"text": "a"}\n{"text": "b"}\n',
     "two.csv": "text,label\na,b\n",
-    "scalar_tree.yaml": "optimizer: adamw\n",
+    "scalar_tree.yaml": "clip: norm\n",
     "extensions.yaml": "extensions: [progress]\n",
     "taken/config.yaml": "lr: 0.1\n",
     "finished/config.yaml": "lr: 0.1\n",
@@ -210,7 +210,7 @@ CONFIG_FILES = {
     "train twice.yaml": r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one",
     "train type.yaml": r"type.yaml: epochs = 'many': .*integer",
     "train type.yaml --epochs few": r"--epochs 'few': .*valid integer",
-    "train scalar_tree.yaml": r"scalar_tree.yaml: optimizer = 'adamw': .*dictionary",
+    "train scalar_tree.yaml": r"scalar_tree.yaml: clip = 'norm': .*dictionary",
     "train extensions.yaml": r"extensions.yaml: extensions = \['progress'\]: .*dictionary",
 }
 
