@@ -162,7 +162,7 @@ def _end_late(folder: Path) -> None:
         (_decay_all, {}, "was trained with weight_decay = 0.1, and would be with 0.0 here"),
         (_end_late, {}, "is of a run of 90 steps"),
         (None, {"model": "bert-tiny"}, "in the config's model"),
-        (None, {"optimizer": {"weight_decay": 0.01}}, "was trained with weight_decay = 0.1, and the config says 0.01"),
+        (None, {"optimizer": {"weight_decay": 0.01}}, "with weight_decay = 0.1, and would be with 0.01 here"),
         (None, {"optimizer": {"name": "sgd"}}, "keeps exp_avg, exp_avg_sq"),
         (None, {"lr": 1e-3}, "was trained with lr = 0.005"),
         (None, {"max_steps": 4}, "ends at step 4"),

@@ -22,8 +22,8 @@ STORED_ROWS = 2**22
 """Most rows of an order that is drawn (docs/data.md): that of more is another one, and is named in state.json."""
 FLAT = ("constant", "constant_with_warmup", "inverse_sqrt")
 """Schedules that do not depend on the length of the run."""
-SETTINGS = ("weight_decay", "betas", "eps", "momentum", "nesterov")
-"""Settings of an optimizer that must be those of the config."""
+SETTINGS = ("betas", "eps", "momentum", "nesterov")
+"""Settings of an optimizer that must be those of the config, beside the weight decay of each parameter."""
 
 
 def convert(folder: str, config_file: str, out: str) -> str:
