@@ -1,6 +1,7 @@
 """Set-up of every test: one thread per process, since ranks share the cores, and a screen of no known width."""
 
 import contextlib
+import gc
 import os
 import sys
 from importlib.metadata import distributions
@@ -30,6 +31,11 @@ for name in ("COLUMNS", "LINES"):
     os.unsetenv(name)  # also where it was set behind the back of os.environ
 
 pytest_plugins = ["rank_watch", "shared_fixtures"]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the collected tests, a million objects that stay."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

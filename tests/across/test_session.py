@@ -83,6 +83,7 @@ def trained(folder: Path) -> tuple[dict[int, float], dict[str, Tensor]]:
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}, last(folder / "train")
 
 
+@pytest.mark.programs
 def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
     losses = run(folder, "python", "own_loop.py", "single", "one")
     assert losses == pytest.approx(trained[0], rel=1e-6)

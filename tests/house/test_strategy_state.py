@@ -20,10 +20,10 @@ SMUGGLED = re.compile(
 )
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_state_of_a_strategy_is_neither_smuggled_on_a_module_nor_cast(file: Path) -> None:
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        assert not SMUGGLED.search(line), f"{file}:{number}: {line.strip()}"
+def test_state_of_a_strategy_is_neither_smuggled_on_a_module_nor_cast() -> None:
+    for file in SOURCES:
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            assert not SMUGGLED.search(line), f"{file}:{number}: {line.strip()}"
 
 
 @pytest.mark.parametrize(

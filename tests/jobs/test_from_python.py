@@ -178,6 +178,7 @@ if __name__ == "__main__":
 AT = r"; raised at script\.py:4\n"
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from distcore.launchers.processes.binding import in_order, parse_cpus, share
 
 
@@ -43,6 +45,7 @@ def test_linux_lists_are_read() -> None:
     assert parse_cpus("\n") == []
 
 
+@pytest.mark.programs
 def test_a_rank_keeps_to_its_cores_only_if_it_was_told_to() -> None:
     code = (
         "import os; from distcore.launchers.processes.binding import bind_cores;"

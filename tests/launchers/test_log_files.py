@@ -26,6 +26,7 @@ print("stopped after step 5", flush=True)
 """
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(sys.platform == "win32", reason="no tee")
 def test_signals_to_all_that_a_rank_has_started_leave_its_last_words(tmp_path: Path) -> None:
     environ = {**os.environ, "DISTCORE_LOG_DIR": str(tmp_path)}

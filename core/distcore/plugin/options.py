@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar, get_type_hints
 
@@ -102,6 +103,7 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
             yield from _unknown(inner, value, f"{above}{name}.")
 
 
+@cache
 def _dataclass_of(cls: type[object], name: str) -> type[object] | None:
     """Return the dataclass that is the type of the field ``name``; ``None`` for every other type."""
     try:
@@ -122,6 +124,7 @@ def field_docs(cls: type[object]) -> dict[str, str]:
     return docs
 
 
+@cache
 def _own_docs(cls: type[object]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))

@@ -141,6 +141,7 @@ def test_numbered_classes_fit_numbers_alone() -> None:
             check_classes(given, ["no", "yes"], "rows.json")
 
 
+@pytest.mark.programs
 def test_it_needs_no_data() -> None:
     data = Distillation().prepare(RunConfig())
     assert "teacher bert-mini has random weights" in data.warnings[-1]
