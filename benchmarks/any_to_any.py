@@ -9,8 +9,8 @@ uninterrupted run, with dropout off and with dropout on. Ranks write down the ro
 Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption together, each row of each
 epoch exactly once.
 
-The printed summary has the largest distance between any settings of two strategies. Pipeline stages cannot share a
-weight, so ``--untied`` measures them on a model with four blocks and no tied weight.
+The printed summary has the largest distance of runs from the checkpoints of each strategy. Pipeline stages cannot share
+a weight, so ``--untied`` measures them on a model with four blocks and no tied weight.
 
     python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied] [--json FILE] [--folder DIR]
                                     [--page]
@@ -249,21 +249,13 @@ def done(folder: str, setting: Setting, source: str) -> bool:
 
 
 def summary(table: dict[str, dict[str, float]]) -> str:
-    """Return the largest distance by strategy of source and target, over all settings, as a Markdown table."""
-    worst: dict[str, dict[str, float]] = {}
+    """Return the largest distance by the strategy that saved, over all settings, as a Markdown table."""
+    worst: dict[str, float] = {}
     for source, row in table.items():
-        for target, value in row.items():
-            cells = worst.setdefault(strategy_of(source), {})
-            cells[strategy_of(target)] = max(cells.get(strategy_of(target), 0.0), value)
-    lines = [f"| from \\ to | {' | '.join(worst)} |", f"|---|{'---|' * len(worst)}"]
-    for source, cells in worst.items():
-        shown = (cells.get(name, float("nan")) for name in worst)  # nan: failed, and listed below the table
-        lines.append(f"| {source} | {' | '.join(f'{value:.1e}' if value else '0' for value in shown)} |")
-    return "\n".join(lines) + "\n"
-
-
-def strategy_of(setting: str) -> str:
-    return re.split("[-×]", setting)[0]
+        name = re.split("[-×]", source)[0]
+        worst[name] = max([worst.get(name, 0.0), *row.values()])
+    cells = ((name, f"{value:.1e}") for name, value in worst.items())
+    return "\n".join(["| saved under | largest distance |", "|---|---|", *(f"| {a} | {b} |" for a, b in cells)]) + "\n"
 
 
 def with_summary(text: str, table: dict[str, dict[str, float]]) -> str:

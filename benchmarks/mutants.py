@@ -11,7 +11,7 @@ the groups.
 
 docs/mutants.jsonl is the record: a line as each mutant ends, so a stopped call goes on where it ended. ``--again`` runs
 survivors again, against all cases, under further settings, and against tests that start ranks. ``--page`` writes the
-table in docs/laws.md and runs nothing.
+sentence in docs/laws.md and runs nothing.
 ``reason`` of a survivor is written by hand: why no test can, or need, notice it.
 
 Bounds: at least 300 mutants, of which at least 95 % are killed, those with a reason aside.
@@ -143,21 +143,42 @@ def run(mutants: Iterator[Mutant], jobs: int, minutes: float, warm: Sequence[str
 
 
 def table(record: Mapping[str, Entry]) -> str:
-    """Return the table of docs/laws.md: a row per group."""
+    """Return a row per group."""
     lines = [
         "| code | mutants | killed by a test | by a law | equal to the original | survived |",
         "|---|---|---|---|---|---|",
     ]
-    rows = {
+    rows = by_group(record)
+    for name, entries in {**rows, "all": [*chain.from_iterable(rows.values())]}.items():
+        lines.append(f"| {name} | {' | '.join(map(str, counts(entries)))} |")
+    return "\n".join(lines) + "\n"
+
+
+def by_group(record: Mapping[str, Entry]) -> dict[str, list[Entry]]:
+    """Return the entries of each group."""
+    return {
         name: [entry for entry in record.values() if group.has(entry["name"].partition(":")[0])]
         for name, group in GROUPS.items()
     }
-    for name, entries in {**rows, "all": [*chain.from_iterable(rows.values())]}.items():
-        law = sum(entry["by"].startswith("distcore check") for entry in entries)
-        alike = sum(bool(entry.get("reason")) for entry in entries)
-        left = sum(not entry["by"] for entry in entries) - alike
-        lines.append(f"| {name} | {len(entries)} | {len(entries) - law - alike - left} | {law} | {alike} | {left} |")
-    return "\n".join(lines) + "\n"
+
+
+def counts(entries: Sequence[Entry]) -> tuple[int, int, int, int, int]:
+    """Return how many there are, how many a test and a law killed, how many equal the original, and survivors."""
+    law = sum(entry["by"].startswith("distcore check") for entry in entries)
+    alike = sum(bool(entry.get("reason")) for entry in entries)
+    left = sum(not entry["by"] for entry in entries) - alike
+    return len(entries), len(entries) - law - alike - left, law, alike, left
+
+
+def sentence(record: Mapping[str, Entry]) -> str:
+    """Return what docs/laws.md says of the record."""
+    rows = by_group(record)
+    number, test, law, alike, left = counts([*chain.from_iterable(rows.values())])
+    survivors = ", ".join(f"{name} {counts(entries)[-1]}" for name, entries in rows.items())
+    return (
+        f"Of {number} mutants, tests killed {test} and laws {law}; {alike} equal the original, and {left} survived: "
+        f"{survivors}.\n"
+    )
 
 
 def main() -> int:
@@ -169,7 +190,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="begin no mutant after these")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--again", action="store_true", help="run survivors without a reason again")
-    parser.add_argument("--page", action="store_true", help="write the table in docs/laws.md")
+    parser.add_argument("--page", action="store_true", help="write the sentence in docs/laws.md")
     arguments = parser.parse_args()
     if not arguments.page:
         warm = [*chain(*(GROUPS[name].warm for name in arguments.groups))]
@@ -177,7 +198,7 @@ def main() -> int:
     record = read()
     RECORD.write_text("".join(f"{json.dumps(entry)}\n" for entry in record.values()), encoding="utf-8")
     if arguments.page:
-        PAGE.write_text(MARKS.sub(lambda marks: f"{marks[1]}{table(record)}{marks[2]}", PAGE.read_text()))
+        PAGE.write_text(MARKS.sub(lambda marks: f"{marks[1]}{sentence(record)}{marks[2]}", PAGE.read_text()))
     print(table(record))
     counted = [entry for entry in record.values() if not entry.get("reason")]
     killed = sum(bool(entry["by"]) for entry in counted) / max(1, len(counted))

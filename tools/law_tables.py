@@ -2,9 +2,8 @@
 
 What is measured goes into docs/laws.json, case by case; without names everything is measured, and the date, the
 versions and the minutes are noted; with ``--tables-only`` nothing is. What stands between ``<!-- laws -->`` and
-``<!-- /laws -->`` is made from that file: docs/laws.md has a row per law and bound with a column per strategy, the
-names of the cases of each row, and a row per task. A cell is the largest error of its cases. The README of a plugin
-names the measured settings and what is exempt; that of an example has a row per setting.
+``<!-- /laws -->`` is made from that file: docs/laws.md has the largest error per law and bound, and a sentence about
+tasks. The README of a plugin names the measured settings and what is exempt; that of an example has a row per setting.
 """
 
 from __future__ import annotations
@@ -88,17 +87,15 @@ def _short(number: float) -> float:
     return float(f"{number:.1e}")
 
 
-def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
-    """Fold the cases of each law that share a bound into one row; a column is the worst of its settings."""
-    lines = [f"| law | bound | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+def table(cases: dict[str, Any], settings: list[Setting]) -> str:
+    """A row per law and bound with the largest error over all settings; one row has all cases that allow no error."""
     folded = _folded(cases)
-    for (law, bound), names in folded.items():
-        cells = [
-            _cell([setting["errors"][name] for setting in settings for name in names]) for settings in columns.values()
-        ]
-        lines.append(f"| {LAWS[law]} {law} | {_bound(names, bound)} | {' | '.join(cells)} |")
-    lines += ["", "The cases of each row:", ""]
-    lines += [f"- {law}, {_bound(names, bound)}: {', '.join(names)}" for (law, bound), names in folded.items()]
+    exact = [name for (_, bound), names in folded.items() if not bound for name in names]
+    rows = [(f"{LAWS[law]} {law}", _bound(names, bound), names) for (law, bound), names in folded.items() if bound]
+    rows.append((f"all, {len(exact)} cases", "exact", exact))
+    lines = ["| law | bound | largest error |", "|---|---|---|"]
+    for law, bound, names in rows:
+        lines.append(f"| {law} | {bound} | {_cell([it['errors'][name] for it in settings for name in names])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -113,7 +110,7 @@ def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
     headings = [f"{law}, {_bound(names, bound)}" for (law, bound), names in columns.items()]
     lines = [f"| setting | {' | '.join(headings)} |", "|---|" + "---|" * len(headings)]
     for setting in settings:
-        cells = [_cell([setting["errors"][name] for name in names]).removesuffix("†") for names in columns.values()]
+        cells = [_cell([setting["errors"][name] for name in names]) for names in columns.values()]
         lines.append(f"| {setting['title']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -136,8 +133,7 @@ def _cell(results: list[float | str]) -> str:
     errors = [error for error in results if not isinstance(error, str)]
     if not errors:
         return "exempt"
-    largest = f"{max(errors):.1e}" if max(errors) else "0"
-    return f"{largest}†" if len(errors) < len(results) else largest
+    return f"{max(errors):.1e}" if max(errors) else "0"
 
 
 def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterator[str]:
@@ -164,7 +160,7 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """The cells of a README about its settings: their errors unless docs/laws.md has them, and the exemptions."""
+    """The cells of a README about its settings: their errors unless it is a plugin, and the exemptions."""
     settings = numbers["settings"][folder]
     exempt = list(_exempt(numbers["cases"], _of_strategies(settings)))
     if folder.startswith("plugins/"):
@@ -179,13 +175,19 @@ def by_setting(numbers: dict[str, Any], folder: str) -> str:
     return "\n".join([*measured, *(["Exempt cases, with reasons:", "", *exempt, ""] if exempt else [])])
 
 
-def by_strategy(numbers: dict[str, Any]) -> str:
-    """The table of docs/laws.md."""
-    plugins = [folder for folder in numbers["settings"] if folder.startswith("plugins/")]
-    columns = _of_strategies([setting for folder in plugins for setting in numbers["settings"][folder]])
-    tasks = f"Cases of tasks that held, in one process, over their settings:\n\n{laws_of_tasks.table(numbers['tasks'])}"
+def of_all(numbers: dict[str, Any]) -> str:
+    """The tables of docs/laws.md."""
+    settings = [
+        setting for folder, some in numbers["settings"].items() if folder.startswith("plugins/") for setting in some
+    ]
+    strategies = ", ".join(f"`{name}`" for name in _of_strategies(settings))
     return "\n".join(
-        [table(numbers["cases"], columns), tasks, *([f"{numbers['measured']}\n"] if "measured" in numbers else [])]
+        [
+            f"{strategies}, over {len(settings)} settings:\n",
+            table(numbers["cases"], settings),
+            laws_of_tasks.sentence(numbers["tasks"]),
+            *([f"{numbers['measured']}\n"] if "measured" in numbers else []),
+        ]
     )
 
 
@@ -199,7 +201,7 @@ def _of_strategies(settings: list[Setting]) -> dict[str, list[Setting]]:
 def pages(numbers: dict[str, Any]) -> dict[Path, str]:
     """Every page with a table of the laws, with the table that it should show."""
     tables = {ROOT / folder / "README.md": by_setting(numbers, folder) for folder in numbers["settings"]}
-    return tables | {ROOT / "docs/laws.md": by_strategy(numbers)}
+    return tables | {ROOT / "docs/laws.md": of_all(numbers)}
 
 
 def with_table(text: str, filled: str) -> str:

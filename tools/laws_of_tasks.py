@@ -1,4 +1,4 @@
-"""The laws from the side of tasks: measured under the settings of their contract tests, as a table of law by task."""
+"""The laws from the side of tasks: measured under the settings of their contract tests, as a sentence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from distcore.testing import TaskContract, runner
-from distcore.testing.findings import LAWS
-from distcore.testing.register import task_cases
 
 ROOT = Path(__file__).parents[1]
 Settings = dict[str, dict[str, float | str]]
@@ -41,19 +39,8 @@ def measure() -> Settings:
     return settings
 
 
-def table(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a row per task: of each law the number of cases that held, over all its settings."""
-    cases = task_cases()
-    laws = [law for law in LAWS if any(case.law == law for case in cases.values())]
-    lines = [
-        f"| task | settings | {' | '.join(f'{LAWS[law]} {law}' for law in laws)} |",
-        "|---" * (len(laws) + 2) + "|",
-    ]
-    for task in dict.fromkeys(name.partition(":")[0] for name in settings):
-        measured = [errors for name, errors in settings.items() if name.partition(":")[0] == task]
-        cells = [
-            sum(not isinstance(errors[name], str) for errors in measured for name in errors if cases[name].law == law)
-            for law in laws
-        ]
-        lines.append(f"| {task} | {len(measured)} | {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+def sentence(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return which tasks were measured, under how many settings, and how many of their cases held."""
+    tasks = ", ".join(f"`{task}`" for task in dict.fromkeys(name.partition(":")[0] for name in settings))
+    held = sum(not isinstance(error, str) for errors in settings.values() for error in errors.values())
+    return f"Tasks, in one process over {len(settings)} settings: {held} cases held, of {tasks}.\n"

@@ -36,7 +36,7 @@ def test_what_the_page_offers_would_train(
 
 
 def test_every_argument_has_an_answer() -> None:
-    assert len(ROWS) > 30
+    assert len(ROWS) > 20  # distcore migrate answers for all others
     assert all(re.search(r"`--|[Nn]ot there|Not set|AdamW", answer) for _, answer in ROWS)
 
 

@@ -28,7 +28,7 @@ import distcore_data
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
-from distcore.testing.register import all_cases, task_cases
+from distcore.testing.register import all_cases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -203,10 +203,7 @@ def test_the_table_of_other_trainers_is_that_of_what_was_measured() -> None:
     assert all(row["errors"].keys() == benchmark.CASES.keys() for row in numbers["rivals"])
 
 
-def test_the_page_of_the_laws_has_every_case_of_a_task_under_its_law() -> None:
-    section = (DOCS / "laws.md").read_text().partition("## From the side of a task")[2].partition("\n## ")[0]
-    rows = {law: names.split(", ") for law, names in re.findall(r"^\| \d (\w+) \| ([\w, -]+) \|", section, re.M)}
-    wanted: dict[str, list[str]] = {}
-    for name, case in task_cases().items():
-        wanted.setdefault(case.law, []).append(name)
-    assert {law: sorted(names) for law, names in rows.items()} == {law: sorted(names) for law, names in wanted.items()}
+def test_the_sentence_about_random_faults_is_that_of_what_was_measured() -> None:
+    benchmark = load("benchmarks/chaos.py")
+    rows = [benchmark.Row(**row) for row in json.loads((DOCS / "chaos.json").read_text())]
+    assert f"<!-- chaos -->\n{benchmark.sentence(rows)}<!-- /chaos -->" in (DOCS / "laws.md").read_text()

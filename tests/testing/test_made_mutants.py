@@ -55,9 +55,9 @@ def test_the_seed_decides(mutation: Any) -> None:
     assert [name.startswith("plugins/ddp/") for name in first(0)] == [True, False] * 3, "in turns over the groups"
 
 
-def test_the_table_on_the_page_is_that_of_the_record(mutation: Any) -> None:
+def test_the_sentence_on_the_page_is_that_of_the_record(mutation: Any) -> None:
     page = mutation.mutants.PAGE.read_text()
-    assert f"<!-- mutants -->\n{mutation.mutants.table(mutation.mutants.read())}<!-- /mutants -->" in page
+    assert f"<!-- mutants -->\n{mutation.mutants.sentence(mutation.mutants.read())}<!-- /mutants -->" in page
 
 
 @pytest.mark.programs
