@@ -14,8 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RECORD, ROWS, PAGE = ROOT / "build/gpu/rows.jsonl", ROOT / "docs/gpu.json", ROOT / "docs/devices.md"
-MOST = 14
-"""Rows that are named one by one in a line that sums them up."""
 BEGIN, END = "<!-- measured: tools/gpu_page.py --page -->\n", "<!-- end of measured -->\n"
 
 
@@ -52,10 +50,10 @@ def latest(record: Path) -> list[dict[str, str]]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Return a table for each machine; what was skipped is left out."""
+    """Return a table for each machine; what was skipped is left out, and what did not hold is bold."""
     text = []
     for machine in dict.fromkeys(row["machine"] for row in rows):
-        text.append(f"On {machine}:\n\n| what | measured | bound | state |\n|---|---|---|---|")
+        text.append(f"On {machine}:\n\n| what | measured | bound |\n|---|---|---|")
         shown = [row for row in rows if row["machine"] == machine and row["state"] in ("held", "BROKEN", "failed")]
         by_test: dict[tuple[str, ...], list[dict[str, str]]] = {}
         for row in shown:
@@ -67,20 +65,17 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def lines(same: list[dict[str, str]]) -> list[tuple[str, ...]]:
     """Return one line for rows that measure the same, with the largest number; several if no number tells them."""
-    whats = [row["what"].rpartition(": ") for row in same]
     try:
         largest = max(same, key=lambda row: float(row["measured"]))
     except ValueError:
         largest = None
     if largest is None or len(same) == 1:
-        return [(row["what"], row["measured"], row["bound"], row["state"]) for row in same]
-    subjects = [subject or what for subject, _, what in whats]
-    named = (
-        "; ".join(subjects)
-        if len(same) <= MOST
-        else f"{len(same)} of them, the largest from {largest['what'].rpartition(': ')[0]}"
-    )
-    return [(f"{whats[0][2]}: {named}", largest["measured"], largest["bound"], largest["state"])]
+        return [(row["what"], _measured(row), row["bound"]) for row in same]
+    return [(f"{largest['what'].rpartition(': ')[2]}: {len(same)} runs", _measured(largest), largest["bound"])]
+
+
+def _measured(row: dict[str, str]) -> str:
+    return row["measured"] if row["state"] == "held" else f"**{row['measured'] or row['state']}**"
 
 
 if __name__ == "__main__":

@@ -160,19 +160,27 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """The cells of a README about its settings: their errors unless it is a plugin, and the exemptions."""
-    settings = numbers["settings"][folder]
-    exempt = list(_exempt(numbers["cases"], _of_strategies(settings)))
+    """The cells of a plugin's README: measured settings and exempt cases; of an example's: errors and reasons, too."""
+    cases, settings = numbers["cases"], numbers["settings"][folder]
     if folder.startswith("plugins/"):
         titles = "; ".join(setting["title"] for setting in settings)
-        measured = [f"Measured settings: {titles} ([errors]({ERRORS})).", ""]
-    else:
-        measured = [
+        gone = {name for setting in settings for name, error in setting["errors"].items() if isinstance(error, str)}
+        exempt = ", ".join(_listed([name for name in cases if name in gone], cases))
+        return (
+            f"Measured settings: {titles} ([errors]({ERRORS})). Exempt under some or all of them: {exempt}; "
+            "`distcore check` says why.\n"
+        )
+    return "\n".join(
+        [
             f"The largest error by law and bound. [Cases]({ERRORS}) without a column are exact.",
             "",
-            table_of_settings(numbers["cases"], settings),
+            table_of_settings(cases, settings),
+            "Exempt cases, with reasons:",
+            "",
+            *_exempt(cases, _of_strategies(settings)),
+            "",
         ]
-    return "\n".join([*measured, *(["Exempt cases, with reasons:", "", *exempt, ""] if exempt else [])])
+    )
 
 
 def of_all(numbers: dict[str, Any]) -> str:
