@@ -1,6 +1,6 @@
 """Write the tables of docs/tasks.md from the specifications of a task and a dataset: python tools/task_tables.py
 
-Each row is a signature and the first sentence of its docstring, in the order in which the core calls them.
+Each row is a signature and the first sentence of its docstring up to a semicolon or colon, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ TABLES = {"methods": TaskSpec, "members": DatasetSpec}
 
 
 def members(spec: type) -> Iterator[tuple[str, str]]:
-    """Yield each member of a specification as a user writes it, with the first sentence of its docstring."""
+    """Yield each member of a specification as a user writes it, with the first clause of its docstring."""
     for name, member in vars(spec).items():
         if isinstance(member, property):
-            yield name, _first_sentence(member)
+            yield name, _first_clause(member)
         elif inspect.isfunction(member):
             arguments = [argument for argument in inspect.signature(member).parameters if argument != "self"]
             written = "len(dataset)" if name == "__len__" else f"{name}({', '.join(arguments)})"
-            yield written, _first_sentence(member)
+            yield written, _first_clause(member)
 
 
-def _first_sentence(member: object) -> str:
+def _first_clause(member: object) -> str:
     sentence = re.match(r".+?\.(?=\s|$)", inspect.getdoc(member) or "", re.S)
     if sentence is None:
         raise ValueError(f"{member}: its docstring has no sentence")
-    return sentence[0].replace("``", "`").replace("\n", " ").replace("|", "\\|")
+    clause = re.split(r"[;:](?= )", sentence[0])[0].removesuffix(".") + "."
+    return clause.replace("``", "`").replace("\n", " ").replace("|", "\\|")
 
 
 def with_tables(page: str) -> str:
