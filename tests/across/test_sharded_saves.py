@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def train_and_save(strategy: str, folder: Path, extensions: dict[str, object]) -
     world = hooks.setup(config, rank_info)
     run = build_run(config, hooks, world, task, data := task.prepare(config))
     list(steps(run, hooks, task, data.train, Progress()))
+    gc.collect()  # or what dies meanwhile makes room
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak
     before = peak()
@@ -105,4 +107,4 @@ def test_each_rank_writes_its_half_and_holds_no_more(strategy: str, tmp_path: Pa
 def test_a_rank_that_gathers_would_be_noticed(tmp_path: Path) -> None:
     pytest.importorskip("distcore_fsdp")
     grown = launch(partial(train_and_save, "fsdp", tmp_path, {"gathers": Gathers()}), nproc=2, timeout=120)
-    assert min(grown) > WEIGHTS / 2
+    assert max(grown) > WEIGHTS / 2

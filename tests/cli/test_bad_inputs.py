@@ -355,16 +355,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-@pytest.fixture
-def folder(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, full of bad files; plugins installed; no launcher, no network."""
-    work = tmp_path / "work"
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder full of bad files, which no test changes."""
+    work = tmp_path_factory.mktemp("work")
     for name, text in TEXT_FILES.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)
     (work / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (work / "latin.csv").write_bytes(b"text,label\ncaf\xe9,0\n")
     (work / "good.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in GOOD))
+    return work
+
+
+@pytest.fixture
+def folder(work: Path, tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, full of bad files; plugins installed; no launcher, no network."""
     enter(work, monkeypatch)
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
