@@ -13,7 +13,7 @@ from checkpoint_cases import write
 from safetensors.torch import load_file
 
 from distcore import Piece
-from distcore.checkpoint import Checkpoint
+from distcore.checkpoint import Checkpoint, write_checkpoint
 from distcore.checkpoint.manifest import BYTES, CHECKSUM, MANIFEST, checksum_line
 from distcore.checkpoint.provenance import environment
 from distcore.checkpoint.tensors import DTYPES
@@ -39,6 +39,24 @@ def same(checkpoint: Checkpoint, state: State) -> bool:
         for name, value in state.items()
         if isinstance(value, torch.Tensor)
     )
+
+
+def test_one_process_alone_writes_whole_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints/step-00000001"
+    write_checkpoint(path, TENSORS, {"progress": {"step": 1}})
+    checkpoint = Checkpoint(path)
+    checkpoint.verify()
+    assert same(checkpoint, WHOLE)
+    assert checkpoint.job_state() == {"progress": {"step": 1}}
+
+
+def test_what_cannot_be_written_is_one_line_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-1 could not be written: .*'weight'"):
+        write_checkpoint(tmp_path / "step-1", {"weight": WEIGHT}, {})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"step-1 could not be written: .*Not a directory"):
+        write_checkpoint(tmp_path / "file/step-1", TENSORS, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from distcore.checkpoint import Checkpoint, Files
-from distcore.checkpoint.commit import begin, commit, publish_rank_manifest, staging_of
-from distcore.checkpoint.writer import blocks_to_write, write_rank_files
+from distcore.checkpoint.commit import begin, commit
+from distcore.checkpoint.writer import blocks_to_write, write_share
 from distcore.plugin.strategy.state import State
 from distcore.testing.lab import Unsynced
 
@@ -33,8 +33,7 @@ def write(
     files, final = files or Unsynced(), folder / f"step-{step:08d}"
     begin(files, final)
     for rank, held in enumerate(states):
-        blocks = blocks_to_write(held, rank, len(states), limit)
-        publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
+        write_share(files, final, blocks_to_write(held, rank, len(states), limit), rank, limit)
     commit(files, final, len(states), {"progress": {}, "best": best})
     return final
 

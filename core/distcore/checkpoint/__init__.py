@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
+from distcore.checkpoint.commit import begin, clean_up, commit, discard
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import (
     changed_masks,
@@ -34,7 +34,7 @@ from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.weights import Evaluated, weights_of
-from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_rank_files
+from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_share
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.model import averages
@@ -46,7 +46,7 @@ log = logging.getLogger("distcore")
 NO_RULES: Mapping[str, OnResume] = {}  # of a task without on_resume: none of its options may change
 __all__ = [
     "FORMAT", "MANIFEST", "STATE_KINDS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load",
-    "load_weights", "read_tensors", "resume", "retain", "save",
+    "load_weights", "read_tensors", "resume", "retain", "save", "write_checkpoint",
 ]  # fmt: skip
 
 
@@ -75,19 +75,31 @@ def save(
     start = partial(begin, files, final) if run.world.is_main else None
     finish = partial(commit, files, final, size, job_state) if run.world.is_main else None
 
-    def write() -> None:
-        publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
-
     try:
         # Each of the three also is a barrier: no rank continues before all are done.
         on_all_ranks(run, hooks, what, start)
-        on_all_ranks(run, hooks, what, write)
+        on_all_ranks(run, hooks, what, partial(write_share, files, final, blocks, rank, limit))
         on_all_ranks(run, hooks, what, finish)
     except CheckpointError:
         if run.world.is_main:
             discard(files, final)
         raise
     return final
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[str, Any]) -> None:
+    """Commit the checkpoint ``path`` from this process alone: whole tensors by name, and what state.json says.
+
+    Raises CheckpointError if that fails, or for a name or dtype that a checkpoint cannot have; then there is none.
+    """
+    files = Files()
+    try:
+        begin(files, path)
+        write_share(files, path, blocks_to_write({**tensors}, rank=0, size=1), rank=0)
+        commit(files, path, 1, job_state)
+    except (OSError, CheckpointError) as error:
+        discard(files, path)
+        raise CheckpointError(f"checkpoint {path} could not be written: {error}") from None
 
 
 def find(resume: str, out: Path) -> Path | None:

@@ -46,11 +46,13 @@ class Region(NamedTuple):
         return Region(offset, size) if min(size) > 0 else None
 
 
-class _Entry(BaseModel):
+class Entry(BaseModel):
+    """A part of a manifest: every key is known, and of its own type."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class BoxEntry(_Entry):
+class BoxEntry(Entry):
     """One box: the tensor ``key`` of ``file``, whose shape is the box's size."""
 
     file: FileName
@@ -68,7 +70,7 @@ class BoxEntry(_Entry):
         return Region(tuple(self.offset), tuple(self.size))
 
 
-class GridEntry(_Entry):
+class GridEntry(Entry):
     """Boxes that cut every dimension at multiples of ``block``, in row-major order; those at an end may be smaller.
 
     Block ``i`` is the tensor ``NAME@offset,offset…`` in the file ``PART-RRRRR-NNN.safetensors``, where ``RRRRR`` is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,8 @@ def commit(files: Files, final: Path, size: int, job_state: dict[str, Any]) -> N
     staging = staging_of(final)
     manifests = [_take_rank_manifest(files, final, rank) for rank in range(size)]
     entries = {name: entry for written in manifests for name, entry in written.files.items()}
-    entries[STATE] = write_hashed(files, staging / STATE, _json(job_state))
+    state = json.dumps(job_state, indent=1, ensure_ascii=False).encode()
+    entries[STATE] = write_hashed(files, staging / STATE, iter([state]))
     manifest = text_of(RankManifest(files=entries, tensors=merge_tensors(manifests)))
     parse(manifest, staging / MANIFEST)  # raises here, before the commit, rather than when somebody reads it
     write_hashed(files, staging / MANIFEST, iter([manifest]))
@@ -117,7 +117,3 @@ def _take_rank_manifest(files: Files, final: Path, rank: int) -> RankManifest:
 def _rank_manifest_paths(final: Path, rank: int) -> tuple[Path, Path]:
     name = f"rank-{rank:05d}.json"
     return staging_of(final) / f".{name}", staging_of(final) / name
-
-
-def _json(value: dict[str, Any]) -> Iterator[bytes]:
-    yield json.dumps(value, indent=1, ensure_ascii=False).encode()

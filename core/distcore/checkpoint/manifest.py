@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from distcore.checkpoint.boxes import (
     BoxEntry,
     Count,
+    Entry,
     FileName,
     GridEntry,
     Region,
@@ -45,11 +46,7 @@ BYTES = {
 """Bytes per element, by safetensors' names of dtypes."""
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class FileEntry(_Entry):
+class FileEntry(Entry):
     """One file of the checkpoint."""
 
     size: Count
@@ -58,7 +55,7 @@ class FileEntry(_Entry):
     """In hexadecimal."""
 
 
-class PieceEntry(_Entry):
+class PieceEntry(Entry):
     """Elements ``start`` to ``start + count`` of a flattened tensor, and where they are stored."""
 
     file: FileName
@@ -71,7 +68,7 @@ class PieceEntry(_Entry):
     """Number of elements."""
 
 
-class TensorEntry(_Entry):
+class TensorEntry(Entry):
     """One tensor, whole, in one of three ways: pieces that follow each other, boxes, or a regular grid of boxes.
 
     Neither leaves a gap or overlaps.
@@ -81,7 +78,7 @@ class TensorEntry(_Entry):
     """In safetensors' name, such as ``F32``."""
     shape: Annotated[list[Count], Field(max_length=16)]
     """Shape of the whole tensor."""
-    pieces: list[PieceEntry] = []
+    pieces: list[PieceEntry] = Field(default_factory=list)
     """In the order of ``start``; empty where the tensor is kept as boxes."""
     boxes: list[BoxEntry] | None = None
     """In the order of their offsets, where they make no regular grid."""
@@ -105,7 +102,7 @@ class TensorEntry(_Entry):
         return [box for box in self.boxes or () if box.region.overlap(wanted)]
 
 
-class RankManifest(_Entry):
+class RankManifest(Entry):
     """The files and tensors of one rank. Pieces of other ranks fill the gaps of its tensors."""
 
     files: dict[FileName, FileEntry]

@@ -11,11 +11,11 @@ from threading import Thread
 from typing import Any, TextIO
 
 from distcore import checkpoint
-from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_rank_manifest, staging_of
+from distcore.checkpoint.commit import begin, commit, discard, is_published, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
 from distcore.checkpoint.row_content import RowContent
-from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_rank_files
+from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_share
 from distcore.distributed.agreement import check_agreed, on_all_ranks
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Progress, Run
@@ -109,9 +109,7 @@ class Saver:
     def _write(self, final: Path, blocks: list[Block], job_state: dict[str, Any]) -> Path:
         world, files = self._run.world, self._files
         try:
-            publish_rank_manifest(
-                files, final, world.rank, write_rank_files(files, staging_of(final), blocks, world.rank)
-            )
+            write_share(files, final, blocks, world.rank)
             if world.is_main:
                 self._wait_until(lambda: all(is_published(final, rank) for rank in range(world.size)), final)
                 commit(files, final, world.size, job_state)

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from distcore.checkpoint.boxes import BoxEntry, key_of
+from distcore.checkpoint.commit import publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
@@ -56,22 +57,20 @@ def state_to_save(run: Run, hooks: Hooks) -> State:
     return hooks.save_checkpoint(run) | (run.ema or {})
 
 
-def write_rank_files(
-    files: Files, folder: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES
-) -> RankManifest:
-    """Write this rank's blocks into ``folder``, at most ``limit`` bytes of data per file; return its manifest."""
+def write_share(files: Files, final: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES) -> None:
+    """Write this rank's blocks of the checkpoint ``final``, at most ``limit`` bytes of data per file, and say so."""
     written: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for kind in STATE_KINDS:
         for index, group in enumerate(_group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)):
             file = f"{kind}-{rank:05d}-{index:03d}.safetensors"
-            written[file] = write_file(files, folder / file, {block.key: block.values for block in group})
+            written[file] = write_file(files, staging_of(final) / file, {block.key: block.values for block in group})
             for block in group:
                 _add_entry(tensors, block, file)
     for block in blocks:
         if not block.values.numel():  # a tensor without elements is in the manifest, and in no file
             _add_entry(tensors, block, None)
-    return RankManifest(files=written, tensors=tensors)
+    publish_rank_manifest(files, final, rank, RankManifest(files=written, tensors=tensors))
 
 
 def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> list[Block]:

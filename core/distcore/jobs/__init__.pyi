@@ -1,4 +1,5 @@
 from distcore.checkpoint import find as find
+from distcore.checkpoint import write_checkpoint as write_checkpoint
 from distcore.checkpoint.distance import difference as difference
 from distcore.checkpoint.provenance import provenance_of as provenance_of
 from distcore.checkpoint.reader import Checkpoint as Checkpoint

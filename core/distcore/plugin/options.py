@@ -38,10 +38,10 @@ def options_of(cls: type[object], above: str = "") -> list[Option]:
     A field of a dataclass type gives one option per inner field: ``columns.text``. ``above`` is the prefix of each
     name.
     """
-    docs, options = field_docs(cls), []
+    docs, inner, options = field_docs(cls), _dataclasses_in(cls), []
     for field in _fields(cls):
-        if inner := _dataclass_of(cls, field.name):
-            options += options_of(inner, f"{above}{field.name}.")
+        if field.name in inner:
+            options += options_of(inner[field.name], f"{above}{field.name}.")
         else:
             text = _type_text(field.type)
             options.append(Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, "")))
@@ -99,18 +99,17 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
     for name, value in options.items():
         if name not in known:
             yield f"{above}{name}", [f"{above}{other}" for other in known]
-        elif isinstance(value, Mapping) and (inner := _dataclass_of(cls, name)):
+        elif isinstance(value, Mapping) and (inner := _dataclasses_in(cls).get(name)):
             yield from _unknown(inner, value, f"{above}{name}.")
 
 
-@cache
-def _dataclass_of(cls: type[object], name: str) -> type[object] | None:
-    """Return the dataclass that is the type of the field ``name``; ``None`` for every other type."""
+def _dataclasses_in(cls: type[object]) -> dict[str, type[object]]:
+    """Return the types of those fields that are dataclasses themselves, by the name of the field."""
     try:
-        field_type = get_type_hints(cls)[name]
+        types = get_type_hints(cls)
     except (NameError, TypeError):  # a type that is imported for type checkers only
-        return None
-    return field_type if isinstance(field_type, type) and dataclasses.is_dataclass(field_type) else None
+        return {}
+    return {name: it for name, it in types.items() if isinstance(it, type) and dataclasses.is_dataclass(it)}
 
 
 def field_docs(cls: type[object]) -> dict[str, str]:

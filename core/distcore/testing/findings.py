@@ -71,6 +71,12 @@ class Skip(Exception):
     """Raised by a case that cannot be measured with this strategy or number of ranks; the message is the reason."""
 
 
+def needs(holds: bool, reason: str) -> None:
+    """Raise Skip, with the reason, unless something holds that the case depends on."""
+    if not holds:
+        raise Skip(reason)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One measurement of a law."""

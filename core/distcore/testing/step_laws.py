@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from distcore import checkpoint
-from distcore.checkpoint import Tensors
 from distcore.config import with_changes
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
@@ -17,7 +16,7 @@ from distcore.plugin.strategy.contract import Progress, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve import tasks
 from distcore.strategies.single import SingleStrategy
-from distcore.testing.findings import EXACT, FP32, Measured, Skip
+from distcore.testing.findings import EXACT, FP32, Measured, needs
 from distcore.testing.reference import apart
 from distcore.testing.register import task_law
 from distcore.testing.task_lab import FirstRows, TaskLab, change_random_state, disable_dropout
@@ -53,10 +52,9 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
-def _train(lab: TaskLab, micro_batch_size: int = 2, cut: bool = False) -> Tensors:
+def _train(lab: TaskLab, micro_batch_size: int = 2, cut: bool = False) -> checkpoint.Tensors:
     """Return the tensors of a checkpoint after ``STEPS`` steps without dropout; ``cut``: in two runs."""
-    if not lab.task.has("train_step"):
-        raise Skip("the core makes the steps")
+    needs(lab.task.has("train_step"), "the core makes the steps")
     changes: dict[str, Any] = {
         "global_batch_size": ROWS,
         "micro_batch_size": micro_batch_size,

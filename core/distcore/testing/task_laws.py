@@ -15,7 +15,7 @@ from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
 from distcore.plugin.task.outputs import Collected
 from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
-from distcore.testing.findings import EXACT, FP32, Measured, Skip
+from distcore.testing.findings import EXACT, FP32, Measured, Skip, needs
 from distcore.testing.register import task_law
 from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, same
 from distcore.testing.task_lab import TaskLab, change_random_state, on_another_rank
@@ -65,8 +65,7 @@ def items_count(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
     """Loss and gradient of a batch, additional terms included, are the sums over its rows alone, with dropout off."""
-    if lab.task.whole_batch:
-        raise Skip("the loss is one over the global batch: embeds-rows-alone measures what it reads")
+    needs(not lab.task.whole_batch, "the loss is one over the global batch: embeds-rows-alone measures what it reads")
     rows = lab.rows(lab.data.train)
     whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
     together, _ = lab.all_terms(whole, batch)
@@ -87,8 +86,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def embeds_rows_alone(lab: TaskLab) -> Measured:
     """An embedding that a loss over the global batch reads depends on its row alone, with dropout off."""
-    if not lab.task.whole_batch:
-        raise Skip("the loss is a sum over rows")
+    needs(lab.task.whole_batch, "the loss is a sum over rows")
     rows, model = lab.rows(lab.data.train), lab.build()
     together = lab.embeddings(model, lab.data.train.batch(rows))
     alone = [lab.embeddings(model, lab.data.train.batch(row[None])) for row in rows]
@@ -100,8 +98,7 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def terms_count(lab: TaskLab) -> Measured:
     """The additional terms of the loss are declared in ``logs``, and rows have counts of no other names."""
-    if lab.task.whole_batch:
-        raise Skip("the loss is one over the global batch")
+    needs(not lab.task.whole_batch, "the loss is one over the global batch")
     given = set(lab.all_terms(lab.build(), lab.data.train.batch(lab.rows(lab.data.train)))[1])
     wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
     return Measured(error=len(wrong), bound=EXACT, note=f"not declared, or counted and not there: {wrong or 'none'}")
@@ -110,8 +107,7 @@ def terms_count(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def phases_reach_theirs(lab: TaskLab) -> Measured:
     """The loss of each phase calls the model once, and gives a gradient to every parameter that the phase steps."""
-    if not lab.task.has("phases"):
-        raise Skip("the task has no phases()")
+    needs(lab.task.has("phases"), "the task has no phases()")
     model, wrong = lab.build(), []
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for phase, names in parameters_by_phase(lab.task.phases, trained).items():
@@ -125,10 +121,8 @@ def phases_reach_theirs(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def loss_counts_items(lab: TaskLab) -> Measured:
     """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
-    if lab.task.whole_batch:
-        raise Skip("the loss is one over the global batch")
-    if lab.task.has("phases"):
-        raise Skip("the loss is a sum over phases")
+    needs(not lab.task.whole_batch, "the loss is one over the global batch")
+    needs(not lab.task.has("phases"), "the loss is a sum over phases")
     model = lab.build()
     few, collected = lab.evaluate_few(model)
     reported = lab.task.metrics(collected, few.evaluation, few).get("loss")
@@ -218,8 +212,7 @@ def metrics_are_there(lab: TaskLab) -> Measured:
 @task_law("evaluation")
 def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
-    if not lab.task.predicts:
-        raise Skip("the task has no predictions()")
+    needs(lab.task.predicts, "the task has no predictions()")
     few, collected = lab.evaluate_few(lab.build())
     lines, rows = len(list(lab.task.predictions(collected.outputs, few))), len(few.evaluation)
     return Measured(error=abs(lines - rows), bound=EXACT, note=f"{lines} lines for {rows} rows")
@@ -236,8 +229,7 @@ def same_weights_again(lab: TaskLab) -> Measured:
 @task_law("checkpoint")
 def reopens_without_data(lab: TaskLab) -> Measured:
     """The files of ``save`` are enough to build the same model again."""
-    if not lab.task.has("reopen"):
-        raise Skip("the task has no reopen(): an export prepares its data again")
+    needs(lab.task.has("reopen"), "the task has no reopen(): an export prepares its data again")
     folder = lab.folder / "saved"
     folder.mkdir(exist_ok=True)
     lab.task.save(folder, lab.config, lab.data)

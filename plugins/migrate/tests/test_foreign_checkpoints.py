@@ -20,7 +20,7 @@ from distcore import ConfigError, launch, load_config, train
 from distcore.cli.main import main
 from distcore.jobs import Checkpoint, join
 from distcore.plugin.batching.permutation import STORED_ROWS
-from distcore_migrate.foreign import conversion, neutral
+from distcore_migrate.foreign import conversion
 from distcore_migrate.foreign.model_names import ModelNames
 
 pytestmark = [pytest.mark.ranks, pytest.mark.programs]
@@ -201,19 +201,6 @@ def test_an_out_that_is_there_or_missing_is_refused(job: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="is there already"):
         conversion.convert(str(tmp_path), str(job), str(tmp_path))
     assert main(["migrate", str(job), "--checkpoint", str(tmp_path)]) == 2
-
-
-def test_tensors_larger_than_a_file_are_written_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Path, accelerated: tuple[Path, list[float]]
-) -> None:
-    conversion.convert(str(accelerated[0]), str(job), str(tmp_path / "whole"))
-    monkeypatch.setattr(neutral, "FILE_BYTES", 1500)
-    conversion.convert(str(accelerated[0]), str(job), str(tmp_path / "pieces"))
-    whole, pieces = (Checkpoint(tmp_path / name / "checkpoints/step-00000004") for name in ("whole", "pieces"))
-    pieces.verify()
-    assert set(whole) == set(pieces)
-    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
-    assert len(pieces.manifest.files) > len(whole.manifest.files)
 
 
 def test_tied_weights_and_prefixes_have_the_first_name_of_the_model() -> None:

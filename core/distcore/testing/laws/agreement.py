@@ -14,7 +14,7 @@ from distcore.launchers import launch
 from distcore.plugin.batching.sampling import rank_sampler, training_plan
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hookspecs import hookimpl
-from distcore.testing.findings import EXACT, Measured, Skip
+from distcore.testing.findings import EXACT, Measured, needs
 from distcore.testing.lab import JobLab, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
@@ -79,8 +79,7 @@ def failing_rank_ends_job(lab: JobLab) -> Measured:
     The error is the seconds from there to the end of the job.
     """
     size = int(lab.subject.config.nproc)
-    if size == 1:
-        raise Skip("with one rank there are no other ranks to end")
+    needs(size > 1, "with one rank there are no other ranks to end")
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
             launch(_train_until_failure, lab.subject, Path(folder), nproc=size, timeout=12 * SECONDS)
@@ -111,6 +110,5 @@ class _Failing:
 
 
 def _last_rank(lab: Lab) -> int:
-    if lab.world.size == 1:
-        raise Skip("with one rank there is nothing to compare")
+    needs(lab.world.size > 1, "with one rank there is nothing to compare")
     return lab.world.size - 1

@@ -12,7 +12,7 @@ from distcore import checkpoint
 from distcore.errors import ConfigError, DistcoreError
 from distcore.testing.findings import EXACT, FP32, Measured, Skip
 from distcore.testing.lab import Job, Lab
-from distcore.testing.laws.gradient import distance
+from distcore.testing.laws.gradient import distance, needs_calls
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
 from distcore.testing.register import law
@@ -34,8 +34,7 @@ def neutral_names(lab: Lab) -> Measured:
 @law("checkpoint")
 def frozen_not_saved(lab: Lab) -> Measured:
     """A checkpoint has the same tensors with a frozen model as without, and names the frozen one by a digest."""
-    if not lab.hooks.capabilities.calls_any_time:
-        raise Skip("the strategy declares that only its train_step can call the model")
+    needs_calls(lab)
     with_one, without = lab.job(Referenced()), lab.job(Problem())
     path = with_one.save(with_one.train(1).progress)
     more = sorted(checkpoint.read_tensors(path).keys() ^ without.train(1).state.keys())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distcore.testing.findings import FP32, Measured, Skip
+from distcore.testing.findings import FP32, Measured, needs
 from distcore.testing.lab import Lab
 from distcore.testing.laws.gradient import compare
 from distcore.testing.problem import Problem
@@ -44,8 +44,7 @@ def schedule(lab: Lab) -> Measured:
 def learning_rates(lab: Lab) -> Measured:
     """After each step the optimizer has the learning rate of the schedule."""
     job = lab.job(Problem(), schedule={"name": "linear", "warmup_steps": 3})
-    if job.run.scheduler is None:
-        raise Skip("the strategy owns the schedule")
+    needs(job.run.scheduler is not None, "the strategy owns the schedule")
     rates = job.train(9).rates
     solution = solve(job.task, job.run.config, 10)
     error = max(abs(a - b) for a, b in zip(rates, solution.rates[1:], strict=True))

@@ -10,7 +10,7 @@ import torch
 from distcore.engine.meter import agree_on_tally
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import Progress
-from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, SCALE, Measured, Skip
+from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, SCALE, Measured, needs
 from distcore.testing.lab import BY_TOKENS, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Series, apart, build_untrained, solve
@@ -106,14 +106,14 @@ def further_terms(lab: Lab) -> Measured:
 @law("gradient")
 def frozen_model(lab: Lab) -> Measured:
     """Training with a loss that asks the model as it began equals plain PyTorch."""
-    _calls_any_time(lab)
+    needs_calls(lab)
     return compare(lab, Referenced(rows=4 * lab.global_batch + 2))
 
 
 @law("gradient")
 def whole_batch(lab: Lab) -> Measured:
     """Training with a loss over the global batch equals plain PyTorch, in one micro-batch and in many."""
-    _calls_any_time(lab)
+    needs_calls(lab)
     return _cut(lab, WholeBatch(rows=4 * lab.global_batch + 2))
 
 
@@ -127,8 +127,8 @@ def phases(lab: Lab) -> Measured:
 @law("gradient")
 def own_steps(lab: Lab) -> Measured:
     """Steps of two passes that a task makes itself equal plain PyTorch, in one micro-batch and in many."""
-    if not lab.hooks.capabilities.own_steps:
-        raise Skip("the strategy does not declare own_steps: it refuses tasks that make their own steps (train_step)")
+    why = "the strategy does not declare own_steps: it refuses tasks that make their own steps (train_step)"
+    needs(lab.hooks.capabilities.own_steps, why)
     return _cut(lab, Climbing(rows=4 * lab.global_batch + 2))
 
 
@@ -147,22 +147,21 @@ def logged_sums(lab: Lab) -> Measured:
     return Measured(error=abs(means["right"] - right), bound=FP32, note=f"{means['right']:.6g} for {right:.6g}")
 
 
-def _calls_any_time(lab: Lab) -> None:
-    if not lab.hooks.capabilities.calls_any_time:
-        raise Skip("the strategy declares that only its train_step can call the model")
+def needs_calls(lab: Lab) -> None:
+    """Raise Skip for a strategy whose model nobody else can call."""
+    needs(lab.hooks.capabilities.calls_any_time, "the strategy declares that only its train_step can call the model")
 
 
 def needs_phases(lab: Lab) -> None:
     """Raise Skip for a strategy that cannot train in phases."""
-    if not lab.hooks.capabilities.phases:
-        raise Skip(f"tasks with phases are refused: {lab.hooks.capabilities.why_not_phases or 'no reason given'}")
+    declared = lab.hooks.capabilities
+    needs(declared.phases, f"tasks with phases are refused: {declared.why_not_phases or 'no reason given'}")
 
 
 @law("gradient")
 def bf16(lab: Lab) -> Measured:
     """Training in bf16 equals plain PyTorch in bf16: the mean error of five seeds, which differ by a factor of two."""
-    if "bf16" not in lab.hooks.capabilities.precisions:
-        raise Skip("the strategy declares that it does not support bf16")
+    needs("bf16" in lab.hooks.capabilities.precisions, "the strategy declares that it does not support bf16")
     measured = [compare(lab, Problem(), bound=BF16, precision="bf16", seed=seed) for seed in range(5)]
     return replace(max(measured, key=_badness), error=sum(each.error for each in measured) / len(measured))
 
@@ -171,8 +170,8 @@ def bf16(lab: Lab) -> Measured:
 def fp16(lab: Lab) -> Measured:
     """In fp16 all ranks skip a step in which the gradient of one rank overflows; the others equal plain PyTorch."""
     declared = lab.hooks.capabilities
-    if "fp16" not in declared.precisions or "precision" in declared.owns:
-        raise Skip("the strategy declares no fp16, or scales the loss itself")
+    is_scaled_here = "fp16" in declared.precisions and "precision" not in declared.owns
+    needs(is_scaled_here, "the strategy declares no fp16, or scales the loss itself")
     problem = Problem(rows=4 * lab.global_batch + 2)
     plan = training_plan(lab.config(), problem.prepare(lab.config()).train)
     problem = replace(problem, heavy=(int(plan.rows(0, 1)[0]), int(plan.rows(0, 3)[-1])))  # of the first and last rank
@@ -195,8 +194,8 @@ def dropout_repeats(lab: Lab) -> Measured:
 @law("gradient")
 def dropout_by_row(lab: Lab) -> Measured:
     """With dropout, training equals that of one process with the whole batch, for any micro-batches."""
-    if lab.config().dropout_masks != "row":
-        raise Skip("dropout masks follow from the rank: the strategy splits rows or layers over ranks")
+    by_row = lab.config().dropout_masks == "row"
+    needs(by_row, "dropout masks follow from the rank: the strategy splits rows or layers over ranks")
     problem = Problem(rows=4 * lab.global_batch + 2, dropout=0.2)
     expected = lab.build_alone(problem).train(STEPS)
     shares = lab.global_batch // lab.world.size

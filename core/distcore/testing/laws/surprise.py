@@ -12,6 +12,7 @@ from distcore.launchers.processes.log_files import close_stderr
 from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import Job, JobLab, Lab
+from distcore.testing.laws.gradient import needs_calls
 from distcore.testing.problem import Problem
 from distcore.testing.register import job_law, law
 from distcore.testing.variants import Referenced
@@ -37,8 +38,7 @@ def collectives_per_step(lab: Lab) -> Measured:
 @law("surprise")
 def frozen_same_after(lab: Lab) -> Measured:
     """After training, a frozen model answers for a row as it did before, bit for bit."""
-    if not lab.hooks.capabilities.calls_any_time:
-        raise Skip("the strategy declares that only its train_step can call the model")
+    needs_calls(lab)
     job = lab.job(Referenced())
     batch = to_device(job.data.train.batch(np.arange(4)), lab.world.device)
     consult = job.run.consult

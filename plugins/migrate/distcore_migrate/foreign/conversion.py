@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError, RunConfig, dump_config, load_config
-from distcore.jobs import check, complete, freeze, model_source, optimizer_factory, resolve, with_absolute_paths
-from distcore_migrate.foreign import deepspeed_folder, neutral, trainer_folder
+from distcore.jobs import (
+    check,
+    complete,
+    freeze,
+    model_source,
+    optimizer_factory,
+    resolve,
+    with_absolute_paths,
+    write_checkpoint,
+)
+from distcore_migrate.foreign import deepspeed_folder, trainer_folder
 from distcore_migrate.foreign.model_names import ModelNames
 from distcore_migrate.foreign.state import ForeignState
 
@@ -54,7 +63,7 @@ def convert(folder: str, config_file: str, out: str) -> str:
         tensors |= {f"optimizer/{name}/{key}": value for key, value in own.items()}
     recorded = with_absolute_paths(completed)
     path = target / "checkpoints" / f"step-{state.step:08d}"
-    neutral.write(path, tensors, job_state(state, recorded, rows, per_epoch, total))
+    write_checkpoint(path, tensors, job_state(state, recorded, rows, per_epoch, total))
     (target / "config.yaml").write_text(dump_config(recorded), encoding="utf-8")
     within = state.step % per_epoch
     order = f" (epochs are in distcore's order: rows of the last {within} steps may come again in this one)"
