@@ -206,6 +206,19 @@ def test_a_script_ends_with_one_line_that_names_keys_and_its_own_line(work_folde
     assert re.fullmatch(rf"(Config|Task)Error: {said}{AT}", done.stderr), done.stderr
 
 
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [("", "ranks:  1 rank (single)"), ("import logging; logging.basicConfig(level='INFO')", "INFO:distcore:ranks:  1")],
+)
+def test_a_script_with_one_rank_says_what_it_will_do(work_folder: Path, before: str, said: str) -> None:
+    job = "if __name__ == '__main__':\n    train(RunConfig(max_steps=1, lr=0.1, out='run', device='cpu'), Lines())\n"
+    text = f"from distcore import RunConfig, train\n{before}\n{TASK}\n{job}"
+    (work_folder / "script.py").write_text(text)
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=True)
+    assert said in done.stderr
+
+
 def test_advice_for_a_shell_stays_as_it_is_in_python() -> None:
     command = "distcore train run/config.yaml --out run --resume auto"
     error = ConfigError(f"stopped; go on with: {command}; or drop --device cpu, or use --lr")
