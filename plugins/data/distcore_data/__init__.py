@@ -5,9 +5,9 @@ they are first used, so that a task's class can be imported without them.
 """
 
 from distcore_data.cache import cache_root, cached_folder
-from distcore_data.files import Source, check_source, data_format, read_records, source_digest, source_name
+from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
 from distcore_data.filters import Filtered
-from distcore_data.formats import Record, arrow_class_names, describe_value, row_error
+from distcore_data.formats.columns import Record, describe_value, row_error
 from distcore_data.splits import Split, find_split
 
 __all__ = [
@@ -15,10 +15,10 @@ __all__ = [
     "Record",
     "Source",
     "Split",
-    "arrow_class_names",
     "cache_root",
     "cached_folder",
     "check_source",
+    "class_names",
     "data_format",
     "describe_value",
     "find_split",

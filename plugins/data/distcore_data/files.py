@@ -7,16 +7,20 @@ A record is the tuple of the values that a row has in the columns asked for. The
 
 from __future__ import annotations
 
-import glob
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from distcore import DataError, nearest
 from distcore_data.filters import Filtered
-from distcore_data.formats import COMPRESSED, READERS, Columns, Record, format_of, read_arrow, unreadable
+from distcore_data.formats import FOLDERS, READERS, format_of, read_rows
+from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
+from distcore_data.formats.columns import Columns, Record
+from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
+from distcore_data.paths import files_of
 from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
@@ -30,17 +34,17 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
     A row of a JSON file is an object with these columns, or a list with one value per column. A dot names a nested
     column: ``translation.en``. CSV values are strings; the delimiter is a comma, semicolon or tab, whichever finds the
-    columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A class of a split is its
-    name if the dataset has names. Raises DataError for an unusable source, at the latest when the record is read. The
+    columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A class of an Arrow file or a
+    split is its name if the dataset has names. A row of a tar file is the members of one key. Raises DataError for an unusable source, at the latest when the record is read. The
     message names the source and, if known, the row, counted from 1 without a header. Memory holds a whole ``.json``
-    list, one row group of a Parquet file, one line of other files, or some rows of a split.
+    list, one row group of a Parquet file, some rows of an Arrow file or a split, or one row of the others.
     """
     check_source(source)
     if isinstance(source, Filtered):
         return _kept(source, columns)
     if isinstance(source, Split):
-        return read_arrow(source_name(source), source.files, columns)
-    return chain.from_iterable(READERS[format_of(file)](file, columns) for file in files_of(source))
+        return read_arrow_files(source_name(source), source.files, columns)
+    return chain.from_iterable(map(partial(read_rows, columns=columns), files_of(source)))
 
 
 def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
@@ -53,19 +57,12 @@ def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
         raise DataError(f"{name}: {source.column} of no row matches {source.matches!r}; change filter.matches")
 
 
-def files_of(source: Path) -> list[Path]:
-    """Return the files of a path: the data files of a folder, or the files of a pattern or comma-separated list."""
-    text = str(source)
-    if source.is_dir():
-        return sorted(path for path in source.iterdir() if path.is_file() and format_of(path) in READERS)
-    if "," in text and not source.exists():
-        return [file for part in text.split(",") for file in files_of(Path(part.strip()).expanduser())]
-    is_pattern = glob.has_magic(text) and not source.exists()
-    return sorted(map(Path, glob.glob(text, recursive=True))) if is_pattern else [source]
-
-
 def data_format(source: Source) -> str:
-    """Return the format of the rows: the extension of the files without that of their compression, or ``.arrow``."""
+    """Return the format of the rows.
+
+    It is the extension of the files without that of their compression, ``.arrow`` for a split, or the name of a format
+    of folders: ``MDS``, ``litdata``.
+    """
     if isinstance(source, Filtered):
         return data_format(source.source)
     return source.suffix if isinstance(source, Split) else next(map(format_of, files_of(source)), "")
@@ -83,11 +80,11 @@ def check_source(source: Source) -> None:
         check_source(source.source)
         return
     if isinstance(source, Split):
-        _check_pyarrow(source)
+        need_pyarrow(source_name(source))
         return
     files = files_of(source)
     if not files and source.is_dir():
-        expected = f"a file, files ({', '.join(READERS)}), or a folder that save_to_disk of datasets wrote"
+        expected = f"a file, files ({', '.join(READERS)}), or a folder of MDS, litdata, datasets or of folders of .txt"
         raise DataError(f"data file {source}: is a folder, expected {expected}")
     if not files:
         raise DataError(f"data files {source}: no file has such a name")
@@ -95,12 +92,18 @@ def check_source(source: Source) -> None:
         _check_file(file)
     if len(formats := sorted(set(map(format_of, files)))) > 1:
         raise DataError(f"data files {source}: are of several kinds ({', '.join(formats)}); give those of one kind")
+    if twice := [file for file, times in Counter(file.resolve() for file in files).items() if times > 1]:
+        raise DataError(f"data files {source}: {twice[0]} is named twice; name it once")
 
 
 def _check_file(file: Path) -> None:
     if not file.exists():
         beside = (path.name for path in file.parent.iterdir()) if file.parent.is_dir() else ()
         raise DataError(f"data file {file}: no such file{nearest(file.name, beside)}")
+    if folder := FOLDERS.get(format_of(file)):
+        if lost := next((part for part in folder.files(file) if not part.is_file()), None):
+            raise DataError(f"data file {lost}: no such file, but {folder.index} names it; fetch it")
+        return
     if format_of(file) not in READERS:
         known = f"{', '.join(READERS)}, also with {' or '.join(COMPRESSED)}"
         raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known})")
@@ -108,14 +111,8 @@ def _check_file(file: Path) -> None:
         raise DataError(f"data file {file}: not a regular file")
     if file.stat().st_size == 0:
         raise DataError(f"data file {file}: is empty")
-    if format_of(file) == ".parquet" or file.suffix == ".zst":
-        _check_pyarrow(file)
-
-
-def _check_pyarrow(source: Source) -> None:
-    if find_spec("pyarrow") is None:
-        needs = "needs pyarrow, which is not installed: pip install pyarrow"
-        raise DataError(f"{source_name(source)}: {needs}")
+    if file.suffix == ".zst":
+        need_pyarrow(f"data file {file}")
 
 
 def source_digest(source: Source) -> str:
@@ -128,9 +125,17 @@ def source_digest(source: Source) -> str:
         return hashlib.sha256(content.encode()).hexdigest() + data_format(source)
     check_source(source)
     files = source.files if isinstance(source, Split) else files_of(source)
-    digests = list(map(_sha256, files))
+    digests = [_of_folder(file) if file.is_dir() else _sha256(file) for file in files]
     several = isinstance(source, Split) or len(files) > 1
     return (hashlib.sha256("".join(digests).encode()).hexdigest() if several else digests[0]) + data_format(source)
+
+
+def _of_folder(path: Path) -> str:
+    """Return a digest of the files in a folder of rows, with their names."""
+    folder = FOLDERS[format_of(path)]
+    files = [*([path / folder.index] if folder.index else []), *folder.files(path)]
+    content = repr([(str(file.relative_to(path)), _sha256(file)) for file in files])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
@@ -139,3 +144,16 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def class_names(source: Source, column: str) -> list[str]:
+    """Return the class names that a ``ClassLabel`` of datasets keeps in the schema of Parquet files.
+
+    None for other sources, whose reader returns names already, or which have no schema. Raises DataError for files that
+    name different classes.
+    """
+    if isinstance(source, Filtered):
+        return class_names(source.source, column)
+    if isinstance(source, Split) or data_format(source) != ".parquet":
+        return []
+    return parquet_class_names(files_of(source), column)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from distcore_data.files import read_records, source_digest
+from distcore_data.formats import FOLDERS, format_of
 from distcore_data.splits import find_split
 
 
@@ -15,7 +16,7 @@ def read(source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...
 
 
 def digest(source: Path) -> str | None:
-    """Return a digest of the rows; ``None`` for a folder that is no dataset. Raises DataError for a missing source."""
+    """Return a digest of the rows; ``None`` for a folder that is no set of rows. Raises DataError for a missing source."""
     if split := find_split(str(source)):
         return source_digest(split)
-    return None if source.is_dir() else source_digest(source)
+    return None if source.is_dir() and format_of(source) not in FOLDERS else source_digest(source)

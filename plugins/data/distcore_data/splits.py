@@ -17,7 +17,7 @@ from distcore import DataError, nearest
 DICT, STATE = "dataset_dict.json", "state.json"
 """Files by which a folder is known: of several splits, and of one dataset."""
 _HUB = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+))?")
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz")
+_FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz", ".txt", ".arrow", ".tar", ".list", ".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,65 @@
+"""Formats of rows: files by their extension, and folders of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from distcore_data.formats.arrow_rows import read_arrow_file, read_parquet
+from distcore_data.formats.columns import Columns, Record
+from distcore_data.formats.csv_rows import read_csv
+from distcore_data.formats.json_rows import read_json, read_jsonl
+from distcore_data.formats.litdata import is_litdata, litdata_files, read_litdata
+from distcore_data.formats.mds import is_mds, mds_files, read_mds
+from distcore_data.formats.opening import extension
+from distcore_data.formats.row_shards import INDEX
+from distcore_data.formats.tar_rows import read_tar
+from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
+
+Reader = Callable[[Path, Columns], Iterator[Record]]
+
+
+class Folder(NamedTuple):
+    """A format whose rows are a whole folder."""
+
+    is_one: Callable[[Path], bool]
+    """Return True for a folder of this format."""
+    read: Reader
+    """Yield the rows of a folder."""
+    files: Callable[[Path], Sequence[Path]]
+    """Return the files with the rows."""
+    index: str | None
+    """File that lists them."""
+
+
+READERS: dict[str, Reader] = {
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+    ".txt": read_text,
+    ".arrow": read_arrow_file,
+    ".tar": read_tar,
+}
+"""File extension to the function that reads such a file."""
+SHARDS = {
+    "MDS": Folder(is_mds, read_mds, mds_files, INDEX),
+    "litdata": Folder(is_litdata, read_litdata, litdata_files, INDEX),
+}
+"""Formats of a folder with an index of its shards."""
+FOLDERS = {**SHARDS, "folders of .txt": Folder(has_documents, read_documents, documents, None)}
+"""All formats of a folder. Any but those of ``SHARDS`` only counts where no data file lies in the folder itself."""
+
+
+def format_of(path: Path) -> str:
+    """Return the name of the format of a file or a folder: one of ``READERS`` or ``FOLDERS``, or another extension."""
+    if path.is_dir():
+        return next((name for name, folder in FOLDERS.items() if folder.is_one(path)), "")
+    return extension(path)
+
+
+def read_rows(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a file or a folder."""
+    name = format_of(path)
+    return FOLDERS[name].read(path, columns) if name in FOLDERS else READERS[name](path, columns)

@@ -1,0 +1,149 @@
+"""Rows of Parquet files and of Arrow files, of which some are decoded at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distcore import DataError
+from distcore_data.formats.columns import NOTHING, Columns, Record, dotted, inside, missing, position, row_error
+from distcore_data.formats.opening import need_pyarrow, reason
+
+DECODED_ROWS = 1024
+"""Rows of a Parquet or an Arrow file that are decoded at a time."""
+UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
+"""Other exceptions of pyarrow: for two columns of one name, invalid UTF-8, impossible dates."""
+FILE, END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""The first bytes of a file with an index of its batches, and the last ones of a stream, which has none."""
+
+
+def read_parquet(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a Parquet file."""
+    name = f"data file {path}"
+    need_pyarrow(name)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # No threads: ranks are forked from this process, and a fork does not copy threads.
+        file = pq.ParquetFile(path, pre_buffer=False)
+        there = file.schema_arrow.names
+        tops = {setting: there[position(name, there, setting, columns)] for setting in columns}
+        for batch in file.iter_batches(DECODED_ROWS, columns=list(dict.fromkeys(tops.values())), use_threads=False):
+            yield from zip(
+                *(_values(name, batch.column(top), top, setting, columns) for setting, top in tops.items()), strict=True
+            )
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise DataError(f"{name}: not a readable Parquet file: {reason(error)}") from None
+
+
+def _values(name: str, column: Any, top: str, setting: str, columns: Columns) -> list[Any]:
+    """Return the values of an Arrow column or, where ``setting`` names a column inside ``top``, of that one."""
+    values: list[Any] = column.to_pylist()
+    if columns[setting] == top:
+        return values
+    chosen = [inside(value, columns[setting].split(".")[1:]) for value in values]
+    if NOTHING in chosen:
+        row = {top: values[chosen.index(NOTHING)]}
+        raise DataError(f"{name}: {missing(setting, dotted(row), columns)}")
+    return chosen
+
+
+def read_arrow_file(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of one Arrow file."""
+    name = f"data file {path}"
+    need_pyarrow(name)
+    return _read_arrow(name, path, columns, 1, "")
+
+
+def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record]:
+    """Yield the rows of several Arrow files, which are together the source ``name``."""
+    start = 1
+    for path in files:
+        for row in _read_arrow(name, path, columns, start, f"{path} "):
+            yield row
+            start += 1
+
+
+def _read_arrow(name: str, path: Path, columns: Columns, start: int, where: str) -> Iterator[Record]:
+    """Yield the rows of a memory-mapped file, the first of number ``start``; other columns stay on the disk."""
+    import pyarrow as pa
+
+    number = start
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            content = mapped.read_buffer()
+            for record in arrow_records(name, content, columns, start):
+                yield record
+                number += 1
+            if not is_whole(content):
+                raise EOFError("it ends without the end mark of Arrow, so a part is missing: write or fetch it again")
+    except (pa.ArrowException, EOFError, *UNREADABLE) as error:
+        after = f" after row {number - 1}" if number > 1 else ""
+        raise DataError(f"{name}: {where}cannot be read{after}: {reason(error)}") from None
+
+
+def is_whole(content: Any) -> bool:
+    """Return True for a file, whose index was at its end, and for a stream with its end mark."""
+    return bool(content[: len(FILE)].to_pybytes() == FILE or content[-len(END) :].to_pybytes() == END)
+
+
+def arrow_records(name: str, content: Any, columns: Columns, start: int) -> Iterator[Record]:
+    """Yield the rows in a buffer of the Arrow file or stream format."""
+    import pyarrow as pa
+
+    options = pa.ipc.IpcReadOptions(use_threads=False)  # as for Parquet
+    indexed = content[: len(FILE)].to_pybytes() == FILE
+    reader = (pa.ipc.open_file if indexed else pa.ipc.open_stream)(content, options=options)
+    there = reader.schema.names
+    places = [position(name, there, setting, columns) for setting in columns]
+    classes = [arrow_class_names(reader.schema, column) for column in columns.values()]
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if indexed else reader
+    for batch in batches:
+        for first in range(0, batch.num_rows, DECODED_ROWS):
+            some = batch.slice(first, DECODED_ROWS)
+            values = [
+                _values(name, some.column(place), there[place], setting, columns)
+                for place, setting in zip(places, columns, strict=True)
+            ]
+            yield from zip(*map(partial(_with_class_names, name, start), values, classes), strict=True)
+            start += some.num_rows
+
+
+def arrow_class_names(schema: Any, column: str) -> list[str]:
+    """Return the class names that ``ClassLabel`` of datasets keeps in an Arrow schema; none for other columns."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return list(map(str, names)) if isinstance(names, list) else []
+
+
+def parquet_class_names(files: Iterable[Path], column: str) -> list[str]:
+    """Return the class names in the schemas of Parquet files, which must be the same ones. Raises DataError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first: list[str] | None = None
+    for file in files:
+        try:
+            names = arrow_class_names(pq.read_schema(file), column)
+        except (OSError, pa.ArrowException):  # the reader reports a damaged file
+            return []
+        first = names if first is None else first
+        if names != first:
+            raise DataError(f"data file {file}: names other classes than the files before it: {names}, not {first}")
+    return first or []
+
+
+def _with_class_names(name: str, start: int, values: list[Any], names: list[str]) -> list[object]:
+    """Replace class numbers by names; -1, the number of no label in datasets, becomes None."""
+    if not names:
+        return values
+    for row, value in enumerate(values, start):
+        if value is not None and not -1 <= value < len(names):
+            raise row_error(name, row, f"label {value} is out of range: the dataset names {len(names)} classes")
+    return [None if value is None or value < 0 else names[value] for value in values]

@@ -1,0 +1,82 @@
+"""Columns of a row: their values in a record, and the messages for those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from distcore import DataError, nearest
+
+NOTHING = object()
+"""A missing column of a row, as opposed to null."""
+Record = tuple[object, ...]
+Columns = Mapping[str, str]
+"""The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
+
+
+def row_error(name: str, number: int, problem: str) -> DataError:
+    """Return the error for row ``number``, counted from 1, of the source ``name``."""
+    return DataError(f"{name}, row {number}: {problem}")
+
+
+def describe_value(value: object) -> str:
+    """Return the type of ``value`` in plain words, with the value itself, shortened, for use in an error message."""
+    if value is None:
+        return "missing (null)"
+    if isinstance(value, dict):
+        return f"an object with {len(value)} keys"
+    if isinstance(value, list):
+        return f"a list of {len(value)} values"
+    names = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
+    shown = repr(value) if len(repr(value)) <= 40 else repr(value)[:37] + "..."
+    return f"{names.get(type(value), type(value).__name__)} ({shown})"
+
+
+def record(name: str, number: int, row: object, columns: Columns) -> Record:
+    """Take the values of ``columns`` out of row ``number`` of the source ``name``: a list of so many, or an object."""
+    if isinstance(row, list) and len(row) == len(columns):
+        return tuple(row)
+    if isinstance(row, dict):
+        for setting, column in columns.items():
+            if column not in row and inside(row, column.split(".")) is NOTHING:
+                raise row_error(name, number, missing(setting, dotted(row), columns))
+        return tuple(row[column] if column in row else inside(row, column.split(".")) for column in columns.values())
+    as_object = "{" + ", ".join(f'"{column}": …' for column in columns.values()) + "}"
+    expected = f"{as_list(columns)} or {as_object}"
+    raise row_error(name, number, f"expected {expected}, found {describe_value(row)}")
+
+
+def inside(value: object, names: Sequence[str]) -> object:
+    """Return the value of the column ``names``, each inside the one before; NOTHING if it is not there."""
+    for name in names:
+        value = value.get(name, NOTHING) if isinstance(value, dict) else None if value is None else NOTHING
+    return value
+
+
+def dotted(row: Mapping[str, object]) -> list[str]:
+    """Return the names of a row's columns, those inside another with a dot."""
+    values = {key: value if isinstance(value, dict) else {} for key, value in row.items()}
+    return [name for key, inner in values.items() for name in ([f"{key}.{k}" for k in inner] or [key])]
+
+
+def as_list(columns: Columns) -> str:
+    """Show a row in the form of a list: ``[text, label]``."""
+    return f"[{', '.join(setting.rpartition('.')[2] for setting in columns)}]"
+
+
+def missing(setting: str, names: Iterable[str], columns: Columns) -> str:
+    """Return the problem of a column that is not among ``names``."""
+    known, column = list(map(str, names)), columns[setting]
+    listed = ", ".join(known) or "none"
+    return f"no column {column!r}{nearest(column, known)} (found: {listed}); name it with --set {setting}=NAME"
+
+
+def position(name: str, names: Sequence[str], setting: str, columns: Columns) -> int:
+    """Return the index of the column of ``setting``, or of the column that contains it.
+
+    ``names`` are the columns of the source ``name``.
+    """
+    column = columns[setting]
+    for known in (column, column.split(".")[0]):
+        if known in names:
+            return names.index(known)
+    raise DataError(f"{name}: {missing(setting, names, columns)}")

@@ -1,0 +1,53 @@
+"""Rows of JSON files and of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from distcore import DataError
+from distcore.files import unique_json
+from distcore_data.formats.columns import Columns, Record, as_list, describe_value, record
+from distcore_data.formats.opening import text_lines
+
+
+def read_json(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a file that is one list, or has a row per line."""
+    if _has_a_row_per_line(path):
+        return read_jsonl(path, columns)
+    tree = _parse(path, "".join(text_lines(path, "")), 1)
+    if isinstance(tree, dict) and all(column in tree for column in columns.values()):
+        tree = [tree]  # a file of one line
+    if not isinstance(tree, list):
+        raise DataError(f"data file {path}: expected a list of {as_list(columns)} rows, found {describe_value(tree)}")
+    return (record(f"data file {path}", number, row, columns) for number, row in enumerate(tree, 1))
+
+
+def _has_a_row_per_line(path: Path) -> bool:
+    """Return True if the first line is whole by itself and others follow, as the scripts of transformers write them."""
+    lines = (line for line in text_lines(path, "\n") if line.strip())
+    first, second = next(lines, ""), next(lines, "")
+    try:
+        return bool(second) and json.loads(first) is not None
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_jsonl(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of JSON lines."""
+    number = 0
+    for line_number, line in enumerate(text_lines(path, "\n"), 1):
+        if line.strip():
+            number += 1
+            yield record(f"data file {path}", number, _parse(path, line.removesuffix("\n"), line_number), columns)
+
+
+def _parse(path: Path, text: str, line: int) -> object:
+    try:
+        return unique_json(text)
+    except json.JSONDecodeError as error:
+        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise DataError(f"data file {path}, {where}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"data file {path}, line {line}: not usable JSON: {error}") from None

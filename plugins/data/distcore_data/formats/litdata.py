@@ -1,0 +1,147 @@
+"""Rows of folders that litdata writes: ``index.json`` and chunks, whose rows are values or Arrow columns."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from distcore import DataError
+from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records
+from distcore_data.formats.columns import Columns, Record, position, record, row_error
+from distcore_data.formats.opening import need_pyarrow, reason
+from distcore_data.formats.row_shards import (
+    AGAIN,
+    INDEX,
+    Shard,
+    check_shards,
+    decoders,
+    read_index,
+    row_values,
+    shard_rows,
+)
+
+ARROW_END = b"LDARW01\0"
+"""Last bytes of a chunk whose rows are an Arrow file; before them is its size, 32 bits, the lowest byte first."""
+DECODERS: dict[str, Callable[[bytes], object]] = {
+    "str": bytes.decode,
+    "text": bytes.decode,
+    "int": lambda content: struct.unpack("<q", content)[0],
+    "float": lambda content: struct.unpack("<d", content)[0],
+    "bool": lambda content: content != b"\0",
+    "bytes": bytes,
+    "jpeg": bytes,
+    "image": bytes,
+    "file": bytes,
+}
+"""Functions that decode a value, by encoding; an image stays the bytes of its file."""
+
+
+def is_litdata(folder: Path) -> bool:
+    """Return True for a folder of chunks."""
+    index = read_index(folder)
+    return isinstance(index.get("chunks"), list) and isinstance(index.get("config"), dict)
+
+
+def litdata_files(folder: Path) -> list[Path]:
+    """Return the files of the chunks. Raises DataError for an index that cannot be used."""
+    return [chunk.path for chunk in _opened(folder)[0]]
+
+
+def read_litdata(folder: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a folder, chunk by chunk as its index lists them."""
+    chunks, config = _opened(folder)
+    for chunk in chunks:
+        if not chunk.compression and _ends_with_arrow(chunk.path):
+            yield from _arrow_chunk(chunk, columns)
+        else:
+            yield from _chunk(chunk, config, columns)
+
+
+def _opened(folder: Path) -> tuple[list[Shard], dict[str, Any]]:
+    """Return the chunks and the ``config`` of the index. Raises DataError for those that cannot be read."""
+    name, index = f"data folder {folder}", read_index(folder)
+    try:
+        config, chunks = index["config"], index["chunks"]
+        if config.get("encryption"):
+            raise DataError(f"{name}: is encrypted, so it cannot be read; write it without encryption")
+        if (loader := config.get("item_loader") or "PyTreeLoader") != "PyTreeLoader":
+            raise DataError(f"{name}: was written for {loader}, not as rows; expected rows with columns (PyTreeLoader)")
+        if level := config.get("compression_level"):
+            raise DataError(f"{name}: is compressed by {level}; write it without compression_level")
+        packed = "zstd" if str(config.get("compression") or "").startswith("zstd") else ""
+        check_shards(folder, [chunk["filename"] for chunk in chunks])
+        shards = [_shard(folder / chunk["filename"], packed, chunk) for chunk in chunks]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: {INDEX} cannot be used: {type(error).__name__} {error}") from None
+    if not shards:
+        raise DataError(f"{name}: holds no rows")
+    return shards, config
+
+
+def _shard(path: Path, packed: str, chunk: Mapping[str, Any]) -> Shard:
+    compression = packed if len(path.suffixes) > 1 else ""  # chunk-0-0.zstd.bin
+    return Shard(path, compression, chunk["chunk_size"], chunk["chunk_bytes"])
+
+
+def _ends_with_arrow(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(ARROW_END)))
+        return file.read() == ARROW_END
+
+
+def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a memory-mapped chunk."""
+    name, rows = f"data file {chunk.path}", 0
+    need_pyarrow(name)
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(chunk.path)) as mapped:
+            content = mapped.read_buffer()
+            end = len(content) - len(ARROW_END) - 4
+            size = int.from_bytes(content[end : end + 4].to_pybytes(), "little")
+            if len(content) != chunk.size or size > end:
+                raise ValueError(f"the chunk has {len(content)} bytes, {INDEX} says {chunk.size}; {AGAIN}")
+            for row in arrow_records(name, content[end - size : end], columns, 1):
+                yield row
+                rows += 1
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise row_error(name, rows + 1, reason(error)) from None
+    if rows != chunk.rows:
+        raise row_error(name, rows, f"the chunk has {rows} rows, {INDEX} says {chunk.rows}; {AGAIN}")
+
+
+def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a chunk of values: an object with columns, or a list."""
+    name, kinds = f"data file {chunk.path}", config["data_format"]
+    names = _names(name, config["data_spec"], len(kinds))
+    fields = names or [str(place) for place in range(len(kinds))]
+    wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in columns})
+    decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
+    for number, content in enumerate(shard_rows(chunk), 1):
+        try:
+            values = zip(fields, row_values(content, [None] * len(fields)), strict=True)
+            row = {field: decode[field](value) for field, value in values if field in decode}
+        except (ValueError, struct.error) as error:
+            raise row_error(name, number, reason(error)) from None
+        yield record(name, number, list(row.values()) if names is None else row, columns)
+
+
+def _names(name: str, spec: str, count: int) -> list[str] | None:
+    """Return the names of a row's values by the structure that PyTorch wrote; ``None`` for a list or a tuple."""
+    try:
+        _, tree = json.loads(spec)
+        children = tree["children_spec"]
+        flat = len(children) == count and all(child["type"] is None for child in children)
+        if flat and tree["type"] in ("builtins.dict", "collections.OrderedDict"):
+            return list(map(str, json.loads(tree["context"])))
+        if flat and tree["type"] in ("builtins.list", "builtins.tuple"):
+            return None
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise DataError(f"{name}: a row is neither an object of values nor a list of values; write it so")

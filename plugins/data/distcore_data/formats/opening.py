@@ -1,0 +1,62 @@
+"""Files of rows as bytes and as lines, which may be compressed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from distcore import DataError
+from distcore_data.encodings import not_utf8
+
+COMPRESSED = (".gz", ".zst")
+"""Second extensions of compressed files."""
+BROKEN = (OSError, EOFError, zlib.error)
+"""Exceptions of a file that cannot be read, or whose compression is damaged."""
+
+
+def extension(path: Path) -> str:
+    """Return the extension that names the format of a file's rows, in lower case: of ``a.csv.gz`` it is ``.csv``."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+
+
+def open_bytes(path: Path, compression: str = "") -> Any:
+    """Open a file for its bytes. ``compression``: ``gz`` or ``zstd``, else the last extension decides."""
+    if compression == "zstd" or path.suffix == ".zst":
+        import pyarrow as pa
+
+        return pa.input_stream(str(path), compression="zstd")
+    return gzip.open(path) if compression == "gz" or path.suffix == ".gz" else path.open("rb")
+
+
+def text_lines(path: Path, newline: str) -> Iterator[str]:
+    """Yield the lines of a text file, one after the other from the disk; ``newline`` as for ``open``."""
+    try:
+        with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+            yield from text
+    except BROKEN as error:
+        raise unreadable(path, error) from None
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Return the error for a file that cannot be read."""
+    return DataError(f"data file {path}: cannot be read: {reason(error)}")
+
+
+def reason(error: BaseException) -> str:
+    """Return what is wrong with a file, in one line."""
+    said = str(getattr(error, "strerror", None) or error)
+    return next(iter(said.splitlines()), type(error).__name__)
+
+
+def need_pyarrow(name: str) -> None:
+    """Raise DataError if pyarrow, which reads the source ``name``, is not installed."""
+    if find_spec("pyarrow") is None:
+        raise DataError(f"{name}: needs pyarrow, which is not installed: pip install pyarrow")

@@ -1,0 +1,130 @@
+"""Shards that begin with the offsets of their rows, as mosaicml-streaming and litdata write them.
+
+Such a file has the number of rows and, one more than rows, the offset of each and of the end: 32 bits each, the lowest
+byte first. A row has the sizes of those values that have no fixed size, then the values.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data.formats.columns import row_error
+from distcore_data.formats.opening import BROKEN, need_pyarrow, open_bytes, reason
+
+INDEX = "index.json"
+"""File of a folder that lists its shards."""
+AGAIN = "write or fetch the shard again"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of rows."""
+
+    path: Path
+    """The file."""
+    compression: str
+    """``gz`` or ``zstd``, or nothing."""
+    rows: int
+    """Number of rows that the index says."""
+    size: int
+    """Number of bytes that the index says, decompressed."""
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the content of the index of ``folder``; nothing if it has none that is an object."""
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}
+
+
+def check_shards(folder: Path, names: Sequence[str]) -> None:
+    """Raise DataError for two shards of one name, and for a name that leads out of the folder."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise DataError(f"data folder {folder}: {INDEX} names the shard {name} twice")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"data folder {folder}: {INDEX} names the shard {name}, which is not in the folder")
+
+
+def shard_rows(shard: Shard) -> Iterator[bytes]:
+    """Yield the bytes of each row, one after the other from the disk. Raises DataError with the row, counted from 1."""
+    name, number = f"data file {shard.path}", 1
+    if shard.compression == "zstd":
+        need_pyarrow(name)
+    try:
+        with open_bytes(shard.path, shard.compression) as file:
+            offsets = _offsets(file, shard)
+            position = 4 + 4 * len(offsets)
+            _read(file, int(offsets[0]) - position)  # what the writer says of the columns
+            for number, size in enumerate(np.diff(offsets).tolist(), 1):
+                yield _read(file, size)
+            if file.read(1):
+                raise ValueError(f"goes on after the {shard.size} bytes that {INDEX} says; {AGAIN}")
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file, but {INDEX} names it; fetch it") from None
+    except (ValueError, *BROKEN) as error:
+        raise row_error(name, number, reason(error)) from None
+
+
+def _offsets(file: Any, shard: Shard) -> np.ndarray:
+    """Return the offsets of the rows and of the end, int64. Raises ValueError if they are not those of the index."""
+    (rows,) = struct.unpack("<I", _read(file, 4))
+    if rows != shard.rows:
+        raise ValueError(f"the shard has {rows} rows, {INDEX} says {shard.rows}; {AGAIN}")
+    offsets = np.frombuffer(_read(file, 4 * (rows + 1)), "<u4").astype(np.int64)
+    if offsets[0] < 4 + 4 * len(offsets) or (np.diff(offsets) < 0).any():
+        raise ValueError(f"the offsets of the rows are damaged; {AGAIN}")
+    if offsets[-1] != shard.size:
+        raise ValueError(f"the shard has {offsets[-1]} bytes, {INDEX} says {shard.size}; {AGAIN}")
+    return offsets
+
+
+def _read(file: Any, size: int) -> bytes:
+    content: bytes = file.read(size)
+    if len(content) < size:
+        raise ValueError(f"the shard ends within this row: {size - len(content)} bytes are missing; {AGAIN}")
+    return content
+
+
+def row_values(row: bytes, sizes: Sequence[int | None]) -> list[bytes]:
+    """Return the bytes of each value. ``sizes``: the fixed ones, ``None`` for those in the row. Raises ValueError."""
+    own = sizes.count(None)
+    if len(row) < 4 * own:
+        raise ValueError("it is shorter than the sizes of its values")
+    given = iter(struct.unpack_from(f"<{own}I", row))
+    values, start = [], 4 * own
+    for size in sizes:
+        end = start + (next(given) if size is None else size)
+        values.append(row[start:end])
+        start = end
+    if start != len(row):
+        raise ValueError(f"its values have {start} bytes, the row has {len(row)}")
+    return values
+
+
+def decoders(
+    name: str, encodings: Mapping[str, str], wanted: Collection[str], known: Mapping[str, Callable[[bytes], object]]
+) -> dict[str, Callable[[bytes], object]]:
+    """Return the function that decodes each ``wanted`` column. ``encodings``: of each column.
+
+    Raises DataError for an encoding that is not ``known``, as a pickle, whose content may run code.
+    """
+    for column in wanted:
+        kind = encodings[column].partition(":")[0]
+        if kind in ("pkl", "pickle"):
+            problem = "is a pickle, which may run code when it is read, so it is not read"
+            raise DataError(f"{name}: column {column!r} {problem}; write it as text, numbers or bytes")
+        if kind not in known:
+            raise DataError(f"{name}: column {column!r} has the encoding {kind!r} (known: {', '.join(known)})")
+    return {column: known[encodings[column].partition(":")[0]] for column in wanted}

@@ -1,0 +1,90 @@
+"""Members of a tar file in one pass over its headers, which notices a file that is cut where tarfile ends in silence."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+BLOCK = tarfile.BLOCKSIZE
+SKIPPED = 2**20
+"""Bytes of a compressed member that are decompressed at a time to pass it over."""
+CUT = "a part of the tar file is missing: write or fetch it again"
+
+
+@dataclass(slots=True)
+class Member:
+    """A regular member, whose content is read before the next one or not at all."""
+
+    name: str
+    """The path in the tar file."""
+    size: int
+    """Number of bytes."""
+    file: Any
+    """The tar file, open at the content."""
+    is_read: bool = False
+    """True after ``read``."""
+
+    def read(self) -> bytes:
+        """Return the content. Raises ValueError if the file ends in it."""
+        self.is_read = True
+        return _content(self.file, self.size, self.name)
+
+
+def tar_members(file: Any) -> Iterator[Member]:
+    """Yield the regular members.
+
+    Raises ValueError, one line, for a file that is no tar file or ends before its end mark.
+    """
+    longer: dict[str, str] = {}
+    while True:
+        header = file.read(BLOCK)
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            if len(header) == BLOCK and not any(header):
+                return  # the end mark
+            raise ValueError(CUT if len(header) < BLOCK else f"not a tar file, or damaged: {error}") from None
+        if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
+            content = _content(file, info.size, "a header")
+            longer |= _pax(content) if info.type == tarfile.XHDTYPE else {"path": content.rstrip(b"\0").decode()}
+            continue
+        member = Member(longer.get("path", info.name), int(longer.get("size", info.size)), file)
+        longer = {}
+        if info.isreg():
+            yield member
+        if not member.is_read:
+            _skip(file, member.size)
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _content(file: Any, size: int, name: str) -> bytes:
+    content: bytes = file.read(_padded(size))
+    if len(content) < _padded(size):
+        raise ValueError(f"{name} has {size} bytes, of which {min(len(content), size)} are there; {CUT}")
+    return content[:size]
+
+
+def _skip(file: Any, size: int) -> None:
+    """Pass over a member. A file that ends inside it has no header after it, which is noticed there."""
+    left = _padded(size)
+    if file.seekable():
+        file.seek(left, 1)
+        return
+    while left and (block := file.read(min(left, SKIPPED))):
+        left -= len(block)
+
+
+def _pax(content: bytes) -> dict[str, str]:
+    """Return the records of an extended header: ``LENGTH KEY=VALUE`` and a line end each."""
+    records = {}
+    while content.strip(b"\0"):
+        length, _, _ = content.partition(b" ")
+        key, _, value = content[len(length) + 1 : int(length) - 1].partition(b"=")
+        records[key.decode()] = value.decode("utf-8", "surrogateescape")
+        content = content[int(length) :]
+    return records

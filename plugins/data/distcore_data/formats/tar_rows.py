@@ -1,0 +1,95 @@
+"""Rows of tar files as webdataset writes them: the members that share a key, ``KEY.txt`` and ``KEY.cls``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from distcore import DataError
+from distcore_data.formats.columns import NOTHING, Columns, Record, inside, record, row_error
+from distcore_data.formats.opening import BROKEN, open_bytes, reason
+from distcore_data.formats.tar_members import tar_members
+
+TEXTS = ("txt", "text", "transcript")
+NUMBERS = ("cls", "cls2", "class", "index", "inx", "id")
+TREES = ("json", "jsn")
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
+"""Extensions of members, as webdataset reads them; the content of others stays bytes."""
+NAMED = {"text": TEXTS, "label": ("cls", "class"), "image": IMAGES}
+"""Columns that are a member of one of these extensions, where no member has the column's own name."""
+KEY = "__key__"
+"""Column of the key."""
+_NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
+
+
+def read_tar(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the rows of a tar file. A column is a member's extension, or a key in the member ``KEY.json``."""
+    name, known = f"data file {path}", list[str]()
+    for number, (key, members) in enumerate(_rows(path, name, columns), 1):
+        row = _columns(name, number, key, members)
+        for column in columns.values():
+            if inside(row, column.split(".")) is NOTHING and column not in row and column in known:
+                raise row_error(name, number, f"{key} has no member or JSON key {column!r}, which the rows before have")
+        yield record(name, number, row, columns)
+        known = known or list(row)
+
+
+def _rows(path: Path, name: str, columns: Columns) -> Iterator[tuple[str, dict[str, bytes | None]]]:
+    """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
+    wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
+    number, last, row = 1, "", dict[str, bytes | None]()
+    try:
+        with open_bytes(path) as file:
+            for member in tar_members(file):
+                key, extension = _parted(member.name)
+                if not key or key.rpartition("/")[2].startswith("__"):
+                    continue  # as webdataset does
+                if key != last and row:
+                    yield last, row
+                    number, row = number + 1, {}
+                if extension in row:
+                    raise ValueError(f"has two members {member.name}")
+                last, row[extension] = key, member.read() if extension in wanted else None
+        if row:
+            yield last, row
+    except (ValueError, *BROKEN) as error:
+        raise row_error(name, number, reason(error)) from None
+    if number == 1 and not row:
+        raise DataError(f"{name}: holds no members named KEY.EXTENSION, such as 0001.txt")
+
+
+def _parted(member: str) -> tuple[str, str]:
+    """Return key and extension of a member, split at the first dot of its name; no key for another name."""
+    match = _NAME.fullmatch(member)
+    return (match["key"], match["extension"].lower()) if match else ("", "")
+
+
+def _columns(name: str, number: int, key: str, members: dict[str, bytes | None]) -> dict[str, Any]:
+    """Return the columns of a row: keys of its JSON, its members, and the members that ``NAMED`` names."""
+    row: dict[str, Any] = {KEY: key}
+    for extension, content in members.items():
+        try:
+            row[extension] = None if content is None else _decoded(extension, content)
+        except ValueError as error:
+            raise row_error(name, number, f"{key}.{extension} cannot be read: {reason(error)}") from None
+    trees = [row[tree] for tree in TREES if isinstance(row.get(tree), dict)]
+    for column, extensions in NAMED.items():
+        there = [extension for extension in extensions if extension in members]
+        if there and column not in members:
+            row[column] = row[there[0]]
+    return {column: value for tree in trees for column, value in tree.items()} | row
+
+
+def _decoded(extension: str, content: bytes) -> object:
+    kind = extension.rpartition(".")[2]
+    if kind in TREES:
+        return json.loads(content)
+    if kind in TEXTS:
+        return content.decode()
+    if kind in NUMBERS:
+        text = content.decode().strip()
+        return int(text) if text.removeprefix("-").isdecimal() else text
+    return content

@@ -1,0 +1,54 @@
+"""Rows of text files: a line each, or a file each in folders that are their labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from distcore import DataError
+from distcore_data.formats.columns import Columns, Record, missing, position
+from distcore_data.formats.opening import text_lines
+
+DOCUMENT = ["text", "label", "file"]
+"""Columns of a text file in a folder: its content, the folder's name, and its path below the folder of all."""
+
+
+def read_text(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the lines of a file; the only column is ``text``."""
+    for setting in columns:
+        if "text" not in (setting.rpartition(".")[2], columns[setting]):
+            raise DataError(f"data file {path}: {missing(setting, ['text'], columns)}")
+    for line in text_lines(path, "\n"):
+        if line.strip():
+            yield (line.rstrip("\r\n"),) * len(columns)
+
+
+def read_documents(path: Path, columns: Columns) -> Iterator[Record]:
+    """Yield the files of the folders in ``path``, sorted by folder and name."""
+    chosen = [position(f"data folder {path}", DOCUMENT, setting, columns) for setting in columns]
+    for file in documents(path):
+        values = ("".join(text_lines(file, "")), file.parent.name, str(file.relative_to(path)))
+        yield tuple(values[place] for place in chosen)
+
+
+def documents(path: Path) -> list[Path]:
+    """Return the text files in the folders of ``path``."""
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return [file for folder in folders for file in sorted(folder.iterdir()) if _is_text(file.name)]
+
+
+def has_documents(path: Path) -> bool:
+    """Return True if a folder in ``path`` begins with a text file; a folder of many other files costs one look."""
+    with os.scandir(path) as entries:
+        folders = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return any(_begins_with_text(folder) for folder in folders)
+
+
+def _begins_with_text(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return _is_text(next((entry.name for entry in entries if not entry.name.startswith(".")), ""))
+
+
+def _is_text(name: str) -> bool:
+    return name.lower().endswith(".txt") and not name.startswith(".")

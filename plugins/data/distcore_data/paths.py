@@ -1,0 +1,61 @@
+"""Data files that a path names: itself, those of a folder, of a pattern, of a list with commas or of a list file.
+
+A list file ends in ``.list``: ``.txt`` is a text, and other tools have no common name for such a file.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+from distcore import DataError
+from distcore_data.encodings import not_utf8
+from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of
+from distcore_data.formats.opening import unreadable
+
+LIST = ".list"
+"""Extension of a file with a path on each line: of a data file, a folder or a pattern, relative to its own folder."""
+
+
+def files_of(source: Path) -> list[Path]:
+    """Return the data files of a path, and the folders that are a source by themselves, such as one of MDS shards."""
+    text = str(source)
+    if source.is_dir():
+        return _of_folder(source)
+    if "," in text and not source.exists():
+        return [file for part in text.split(",") for file in files_of(Path(part.strip()).expanduser())]
+    if source.suffix == LIST and source.is_file():
+        return _of_list(source)
+    if glob.has_magic(text) and not source.exists():
+        return [file for path in sorted(glob.glob(text, recursive=True)) for file in files_of(Path(path))]
+    return [source]
+
+
+def _of_folder(folder: Path) -> list[Path]:
+    """Return the folder itself if an index lists its shards, else its data files, else itself for other formats."""
+    if any(shards.is_one(folder) for shards in SHARDS.values()):
+        return [folder]
+    files = sorted(path for path in folder.iterdir() if path.is_file() and format_of(path) in READERS)
+    return files or [folder] * (format_of(folder) in FOLDERS)
+
+
+def _of_list(file: Path) -> list[Path]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise not_utf8(file) from None
+    except OSError as error:
+        raise unreadable(file, error) from None
+    files: list[Path] = []
+    for number, line in enumerate(lines, 1):
+        path = file.parent / Path(line.strip()).expanduser()
+        if not line.strip():
+            continue
+        if path.suffix == LIST:
+            raise DataError(f"data file {file}, line {number}: names another list; name its files here")
+        if not (there := files_of(path)) or not all(one.exists() for one in there):
+            raise DataError(f"data file {file}, line {number}: no such file: {path}")
+        files += there
+    if not files:
+        raise DataError(f"data file {file}: lists no files; write one path a line")
+    return files

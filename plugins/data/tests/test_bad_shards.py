@@ -1,0 +1,175 @@
+"""Shards that cannot be used: one line with the shard and the row, and never some of the rows in silence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import shard_cases as shards
+
+from distcore import DataError
+from distcore_data import check_source, read_records
+
+COLUMNS = {"columns.text": "text", "columns.label": "label"}
+ROWS = shards.texts(8)
+RECORDS = [(row["text"], row["label"]) for row in ROWS]
+
+
+def refused(source: Path, columns: dict[str, str] = COLUMNS) -> str:
+    """Return the line for a source that cannot be used."""
+    with pytest.raises(DataError) as caught:
+        check_source(source)
+        list(read_records(source, columns))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def shard_of(source: Path) -> Path:
+    """Return the second file of several."""
+    files = sorted(file for file in source.glob("*") if file.name != "index.json") if source.is_dir() else [source]
+    return files[min(1, len(files) - 1)]
+
+
+@pytest.mark.parametrize("form", [*shards.FORMS, "tar.gz"])
+def test_a_shard_that_ends_anywhere_is_refused(tmp_path: Path, form: str) -> None:
+    if form == "tar.gz":
+        source = shards.tar(tmp_path / "a.tar.gz", shards.members(ROWS))
+    else:
+        source = shards.written(tmp_path / "rows", form, ROWS)
+    shard = shard_of(source)
+    content = shard.read_bytes()
+    for size in range(1, len(content), 37):
+        shard.write_bytes(content[:size])
+        try:
+            check_source(source)
+            assert list(read_records(source, COLUMNS)) == RECORDS  # as without the empty end of a tar file
+        except DataError as error:
+            assert re.match(rf"data file {re.escape(str(shard))}\b", str(error)), error
+            assert "\n" not in str(error)
+    shard.write_bytes(content[: len(content) // 3])
+    refused(source)
+
+
+@pytest.mark.parametrize("form", ["tar", "mds", "mds zstd", "litdata values", "arrow stream"])
+def test_the_line_for_a_cut_shard_has_the_row(tmp_path: Path, form: str) -> None:
+    source = shards.written(tmp_path / "rows", form, ROWS)
+    shard = shard_of(source)
+    content = shard.read_bytes()
+    at = content.find(b"row 4") + 3 if b"row 4" in content else len(content) - 9
+    shard.write_bytes(content[: 900 if form == "arrow stream" else at])
+    line = refused(source)
+    expected = {"tar": "row 2: 1/1.txt has 15 bytes, of which", "mds": "row 2: the shard ends within this row: ",
+                "litdata values": "row 2: the shard ends within this row: ", "mds zstd": r"row \d: ",
+                "arrow stream": "cannot be read after row [246]: "}  # fmt: skip
+    assert re.search(f"{shard.name}(, |: ){expected[form]}", line), line
+
+
+def index_of(folder: Path, **changes: Any) -> Path:
+    """Change the entry of the second shard."""
+    index = json.loads((folder / "index.json").read_text())
+    index[next(iter({"shards", "chunks"} & set(index)))][1] |= changes
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_an_index_that_says_something_else_than_its_shards_is_refused(tmp_path: Path) -> None:
+    def made(name: str, **encodings: str) -> Path:
+        return shards.mds(tmp_path / name, ROWS, compression="zstd", **encodings)
+
+    raw = {"basename": "shard.00001.mds", "bytes": 99, "hashes": {}}
+    size = r"shard.00001.mds.zstd, row 1: the shard has \d+ bytes, index.json says 99; write or fetch the shard again"
+    assert re.search(size, refused(index_of(made("size"), raw_data=raw)))
+    assert "row 1: the shard has 3 rows, index.json says 4" in refused(index_of(made("rows"), samples=4))
+    entry = json.loads((made("twice") / "index.json").read_text())["shards"][0]
+    assert "names the shard shard.00000.mds twice" in refused(index_of(tmp_path / "twice", **entry))
+    raw["basename"] = "../shard.00001.mds"
+    assert "which is not in the folder" in refused(index_of(made("out"), raw_data=raw))
+    assert "has shards of the format csv 2, expected mds 2" in refused(index_of(made("csv"), format="csv"))
+    assert "compressed as br; gz and zstd can be read" in refused(index_of(made("br"), compression="br:3"))
+    assert "index.json cannot be used: KeyError" in refused(index_of(made("none"), raw_data={}))
+    (made("lost") / "shard.00001.mds.zstd").unlink()
+    assert "shard.00001.mds.zstd: no such file, but index.json names it" in refused(tmp_path / "lost")
+    chunk = shards.litdata(tmp_path / "lit", ROWS)
+    assert re.search(r"chunk-0-1.bin, row 1: the chunk has \d+ bytes, index.json says 7", refused(index_of(chunk, chunk_bytes=7)))
+
+
+def test_a_shard_that_decompresses_to_more_than_its_offsets_say_is_refused(tmp_path: Path) -> None:
+    folder = shards.mds(tmp_path / "rows", ROWS, compression="zstd")
+    index = json.loads((folder / "index.json").read_text())
+    size = index["shards"][1]["raw_data"]["bytes"]
+    shard = folder / "shard.00001.mds.zstd"
+    content = pa.decompress(shard.read_bytes(), size, codec="zstd", asbytes=True)
+    shard.write_bytes(pa.compress(content + b"more", codec="zstd", asbytes=True))
+    assert f"row 3: goes on after the {size} bytes that index.json says" in refused(folder)
+
+
+def test_a_tar_row_without_a_member_that_others_have_is_named(tmp_path: Path) -> None:
+    rows = shards.members(ROWS[:3])
+    del rows[1]["cls"]
+    line = refused(shards.tar(tmp_path / "a.tar", rows))
+    assert line.endswith("a.tar, row 2: 000001 has no member or JSON key 'label', which the rows before have")
+    del rows[0]["cls"]
+    assert re.search(r"row 1: no column 'label' \(found: __key__, txt, text\)", refused(shards.tar(tmp_path / "b.tar", rows)))
+
+
+TARS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "json": ([{"json": b"{"}], "row 1: 000000.json cannot be read: Expecting property name"),
+    "utf-8": ([{"txt": b"a", "cls": b"1"}, {"txt": b"\xff", "cls": b"1"}], "row 2: 000001.txt cannot be read: 'utf-8'"),
+    "twice": ([{"__key__": "a", "txt": b"", "cls": b"1"}, {"__key__": "a", "cls": b"1"}], "row 1: has two members a.cls"),
+    "no key": ([{"__key__": "__meta__", "json": b"{}"}], "holds no members named KEY.EXTENSION"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TARS)
+def test_a_tar_row_that_cannot_be_used_is_named(tmp_path: Path, case: str) -> None:
+    rows, problem = TARS[case]
+    assert problem in refused(shards.tar(tmp_path / "a.tar", rows))
+
+
+def test_what_is_no_tar_file_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"text " * 200)
+    assert "a.tar, row 1: not a tar file, or damaged: " in refused(tmp_path / "a.tar")
+
+
+def test_pickles_and_encodings_that_nobody_reads_are_refused_by_name(tmp_path: Path) -> None:
+    rows = [{"text": "x", "label": 1, "image": b"x"}] * 3
+    names = {"text": "str", "label": "int", "image": "pkl"}
+    folder = shards.mds(tmp_path / "mds", rows, **names)
+    assert list(read_records(folder, COLUMNS)) == [("x", 1)] * 3  # a pickle that nobody asks for is passed over
+    assert "column 'image' is a pickle, which may run code" in refused(folder, {"columns.image": "image"})
+    folder = shards.mds(tmp_path / "other", rows, **names | {"image": "pil"})
+    assert "column 'image' has the encoding 'pil' (known: str, json, " in refused(folder, {"columns.image": "image"})
+    chunks = shards.litdata(tmp_path / "lit", rows, data_format=["str", "int", "pickle"])
+    assert "column 'image' is a pickle" in refused(chunks, {"columns.image": "image"})
+
+
+LITDATA: dict[str, tuple[dict[str, Any], str]] = {
+    "encrypted": ({"encryption": {"algorithm": "fernet"}}, "is encrypted"),
+    "tokens": ({"item_loader": "TokensLoader"}, "was written for TokensLoader, not as rows"),
+    "frames": ({"compression_level": "batch"}, "is compressed by batch; write it without compression_level"),
+    "nested": ({"data_format": ["str", "int"], "data_spec": "[1, {}]"}, "a row is neither an object of values nor a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LITDATA)
+def test_chunks_that_are_not_rows_are_refused(tmp_path: Path, case: str) -> None:
+    config, problem = LITDATA[case]
+    assert problem in refused(shards.litdata(tmp_path / "rows", ROWS, **config))
+
+
+def test_a_value_that_does_not_fit_its_row_is_named(tmp_path: Path) -> None:
+    folder = shards.litdata(tmp_path / "rows", ROWS, data_format=["str", "int"])
+    shard = folder / "chunk-0-1.bin"
+    content = bytearray(shard.read_bytes())
+    start = int.from_bytes(content[8:12], "little")  # the second row
+    content[start] += 1
+    shard.write_bytes(content)
+    assert "chunk-0-1.bin, row 2: its values have" in refused(folder)
+    content[start] -= 1
+    content[start + 8] = 0xFF
+    shard.write_bytes(content)
+    assert "chunk-0-1.bin, row 2: 'utf-8' codec can't decode" in refused(folder)
