@@ -3,6 +3,7 @@
 # make gpu: what only an accelerator can show, as a table.
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
+# make shards: files that webdataset, mosaicml-streaming and litdata write.
 # make chaos: random faults on two such machines; writes docs/chaos.json and its table in docs/laws.md.
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
@@ -17,7 +18,7 @@ DIST := dist
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow machines chaos gpu check docs pictures install dist release-check clean
+.PHONY: demo quick test slow machines shards chaos gpu check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -53,6 +54,17 @@ $(VENV)/.ray: $(VENV)/.installed
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
 	build/ray/bin/python -m pip install --quiet --upgrade pip
 	build/ray/bin/python -m pip install --quiet --group ray
+	touch $@
+
+shards: $(VENV)/.shards
+	$(BIN)/python -m pytest plugins/data/tests/test_foreign_shards.py plugins/tasks/tests/image_classification/test_image_shards.py
+
+# The packages that write shards, beside all that is installed here: together with what they ask for they cannot be.
+$(VENV)/.shards: $(VENV)/.installed
+	test -x build/shards/bin/python || $(BIN)/python -m venv build/shards
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/shards/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
+	build/shards/bin/python -m pip install --quiet --upgrade pip
+	build/shards/bin/python -m pip install --quiet --no-deps --group shards
 	touch $@
 
 chaos: install

@@ -14,6 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 Rows = Sequence[dict[str, Any]]
+LABELED = {"text": "str", "label": "int"}
+"""Encodings of labeled texts."""
+NOTHING: dict[str, Any] = {}
 
 
 def some_of(rows: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:
@@ -61,9 +64,15 @@ def offsets(contents: Sequence[bytes], before: bytes = b"") -> bytes:
     return struct.pack(f"<{len(contents) + 2}I", len(contents), *places) + before + b"".join(contents)
 
 
-def mds(folder: Path, rows: Rows, per_shard: int = 3, compression: str | None = None, **encodings: str) -> Path:
+def mds(
+    folder: Path,
+    rows: Rows,
+    encodings: dict[str, str] = LABELED,
+    per_shard: int = 3,
+    compression: str | None = None,
+) -> Path:
     """Write a folder as mosaicml-streaming does; ``encodings`` of the columns, by default of labeled texts."""
-    encodings = dict(sorted((encodings or {"text": "str", "label": "int"}).items()))
+    encodings = dict(sorted(encodings.items()))
     sizes = [8 if encoding == "int" else None for encoding in encodings.values()]
     entry = {"column_names": list(encodings), "column_encodings": list(encodings.values()), "column_sizes": sizes,
              "format": "mds", "version": 2, "compression": compression, "hashes": [], "size_limit": 100}  # fmt: skip
@@ -88,10 +97,12 @@ def mds(folder: Path, rows: Rows, per_shard: int = 3, compression: str | None = 
     return folder
 
 
-def litdata(folder: Path, rows: Rows, per_chunk: int = 3, compression: str | None = None, **config: Any) -> Path:
+def litdata(
+    folder: Path, rows: Rows, config: dict[str, Any] = NOTHING, per_chunk: int = 3, compression: str | None = None
+) -> Path:
     """Write a folder as litdata does: Arrow rows or, with a ``data_format``, values of these encodings."""
     names = list(rows[0])
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     spec = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [leaf] * len(names)}
     folder.mkdir(parents=True)
     chunks = []
@@ -132,17 +143,30 @@ def written(folder: Path, form: str, rows: Rows) -> Path:
     if form == "tar":
         folder.mkdir()
         for number, some in enumerate(some_of(members(rows), 3)):
-            tar(folder / f"shard-{number:05}.tar", [{"__key__": f"{number}/{place}", **row} for place, row in enumerate(some)])
+            tar(
+                folder / f"shard-{number:05}.tar",
+                [{"__key__": f"{number}/{place}", **row} for place, row in enumerate(some)],
+            )
         return folder
     if form.startswith("mds"):
         return mds(folder, rows, compression=form.partition(" ")[2] or None)
     if form.startswith("litdata"):
-        kinds = {"data_format": ["str", "int"]} if form != "litdata" else {}
-        return litdata(folder, rows, compression="zstd" if "zstd" in form else None, **kinds)
+        kinds = {"data_format": ["str", "int"]} if form != "litdata" else NOTHING
+        return litdata(folder, rows, kinds, compression="zstd" if "zstd" in form else None)
     folder.mkdir()
     (folder / "rows.arrow").write_bytes(arrow_bytes(rows, indexed=form == "arrow file"))
     return folder / "rows.arrow"
 
 
-FORMS = ("tar", "mds", "mds zstd", "mds gz", "litdata", "litdata values", "litdata values zstd", "arrow file", "arrow stream")
+FORMS = (
+    "tar",
+    "mds",
+    "mds zstd",
+    "mds gz",
+    "litdata",
+    "litdata values",
+    "litdata values zstd",
+    "arrow file",
+    "arrow stream",
+)
 """Forms of the same rows."""

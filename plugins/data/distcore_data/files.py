@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distcore import DataError, nearest
 from distcore_data.filters import Filtered
-from distcore_data.formats import FOLDERS, READERS, format_of, read_rows
+from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
 from distcore_data.formats.columns import Columns, Record
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
@@ -34,10 +34,11 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
     A row of a JSON file is an object with these columns, or a list with one value per column. A dot names a nested
     column: ``translation.en``. CSV values are strings; the delimiter is a comma, semicolon or tab, whichever finds the
-    columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A class of an Arrow file or a
-    split is its name if the dataset has names. A row of a tar file is the members of one key. Raises DataError for an unusable source, at the latest when the record is read. The
-    message names the source and, if known, the row, counted from 1 without a header. Memory holds a whole ``.json``
-    list, one row group of a Parquet file, some rows of an Arrow file or a split, or one row of the others.
+    columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A row of a tar file is the
+    members of one key. A class of an Arrow file or a split is its name if there are names. Raises DataError for an
+    unusable source, at the latest when the record is read. The message names the source and, if known, the row, counted
+    from 1 without a header. Memory holds a whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow
+    file or a split, or one row of the others.
     """
     check_source(source)
     if isinstance(source, Filtered):
@@ -102,8 +103,11 @@ def _check_file(file: Path) -> None:
         raise DataError(f"data file {file}: no such file{nearest(file.name, beside)}")
     if folder := FOLDERS.get(format_of(file)):
         if lost := next((part for part in folder.files(file) if not part.is_file()), None):
-            raise DataError(f"data file {lost}: no such file, but {folder.index} names it; fetch it")
+            raise DataError(f"data file {lost}: no such file, but {folder.listing} names it; fetch it")
         return
+    is_index = file.name in {shards.listing for shards in SHARDS.values()}
+    if (format_of(file) not in READERS or is_index) and (kind := format_of(file.parent)) in SHARDS:
+        raise DataError(f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}")
     if format_of(file) not in READERS:
         known = f"{', '.join(READERS)}, also with {' or '.join(COMPRESSED)}"
         raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known})")
@@ -133,7 +137,7 @@ def source_digest(source: Source) -> str:
 def _of_folder(path: Path) -> str:
     """Return a digest of the files in a folder of rows, with their names."""
     folder = FOLDERS[format_of(path)]
-    files = [*([path / folder.index] if folder.index else []), *folder.files(path)]
+    files = [*([path / folder.listing] if folder.listing else []), *folder.files(path)]
     content = repr([(str(file.relative_to(path)), _sha256(file)) for file in files])
     return hashlib.sha256(content.encode()).hexdigest()
 

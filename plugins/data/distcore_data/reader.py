@@ -16,7 +16,7 @@ def read(source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...
 
 
 def digest(source: Path) -> str | None:
-    """Return a digest of the rows; ``None`` for a folder that is no set of rows. Raises DataError for a missing source."""
+    """Return a digest of the rows; ``None`` for a folder of something else. Raises DataError for a missing source."""
     if split := find_split(str(source)):
         return source_digest(split)
     return None if source.is_dir() and format_of(source) not in FOLDERS else source_digest(source)

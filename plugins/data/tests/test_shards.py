@@ -76,16 +76,25 @@ def test_a_list_may_name_files_of_any_format_and_says_what_is_wrong_with_a_line(
 def test_the_same_shard_twice_is_refused(tmp_path: Path) -> None:
     shards.written(tmp_path / "a", "tar", ROWS)
     one = tmp_path / "a/shard-00000.tar"
-    with pytest.raises(DataError, match="shard-00000.tar is named twice; name it once"):
+    with pytest.raises(DataError, match=r"shard-00000\.tar is named twice; name it once"):
         check_source(Path(f"{one},{tmp_path}/a/*.tar"))
 
 
 def test_text_files_in_folders_are_rows_with_the_folder_as_label(tmp_path: Path) -> None:
-    for name, text in (("good/1.txt", "one\n\ntwo\n"), ("bad/2.txt", "three"), ("bad/10.txt", "four"), ("good/x.md", "-")):
+    for name, text in (
+        ("good/1.txt", "one\n\ntwo\n"),
+        ("bad/2.txt", "three"),
+        ("bad/10.txt", "four"),
+        ("good/x.md", "-"),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     rows = list(read_records(tmp_path, {**COLUMNS, "columns.id": "file"}))
-    assert rows == [("four", "bad", "bad/10.txt"), ("three", "bad", "bad/2.txt"), ("one\n\ntwo\n", "good", "good/1.txt")]
+    assert rows == [
+        ("four", "bad", "bad/10.txt"),
+        ("three", "bad", "bad/2.txt"),
+        ("one\n\ntwo\n", "good", "good/1.txt"),
+    ]
     first = source_digest(tmp_path)
     (tmp_path / "good/1.txt").rename(tmp_path / "bad/1.txt")
     (tmp_path / "good/3.txt").write_text("five")
@@ -96,9 +105,15 @@ def test_text_files_in_folders_are_rows_with_the_folder_as_label(tmp_path: Path)
 
 def test_columns_of_a_tar_file_are_members_and_keys_of_json(tmp_path: Path) -> None:
     tree = json.dumps({"text": "in json", "label": "pos", "meta": {"lang": "de"}}).encode()
-    path = shards.tar(tmp_path / "a.tar", [{"__key__": "x/1", "json": tree}, {"__key__": "x/2", "json": tree, "txt": b"own", "seg.txt": b"s"}])
+    path = shards.tar(
+        tmp_path / "a.tar",
+        [{"__key__": "x/1", "json": tree}, {"__key__": "x/2", "json": tree, "txt": b"own", "seg.txt": b"s"}],
+    )
     assert list(read_records(path, COLUMNS)) == [("in json", "pos"), ("own", "pos")]
-    assert list(read_records(path, {"columns.id": "__key__", "columns.text": "meta.lang"})) == [("x/1", "de"), ("x/2", "de")]
+    assert list(read_records(path, {"columns.id": "__key__", "columns.text": "meta.lang"})) == [
+        ("x/1", "de"),
+        ("x/2", "de"),
+    ]
     named = shards.tar(tmp_path / "b.tar", [{"caption.txt": b"c", "cls": b"word"}])
     assert list(read_records(named, {"columns.text": "caption.txt", "columns.label": "cls"})) == [("c", "word")]
 

@@ -29,7 +29,7 @@ class Folder(NamedTuple):
     """Yield the rows of a folder."""
     files: Callable[[Path], Sequence[Path]]
     """Return the files with the rows."""
-    index: str | None
+    listing: str | None
     """File that lists them."""
 
 

@@ -22,6 +22,7 @@ from distcore_data.formats.row_shards import (
     row_values,
     shard_rows,
 )
+from distcore_data.formats.zstd_frames import LEVELS, compressed_rows
 
 ARROW_END = b"LDARW01\0"
 """Last bytes of a chunk whose rows are an Arrow file; before them is its size, 32 bits, the lowest byte first."""
@@ -69,8 +70,8 @@ def _opened(folder: Path) -> tuple[list[Shard], dict[str, Any]]:
             raise DataError(f"{name}: is encrypted, so it cannot be read; write it without encryption")
         if (loader := config.get("item_loader") or "PyTreeLoader") != "PyTreeLoader":
             raise DataError(f"{name}: was written for {loader}, not as rows; expected rows with columns (PyTreeLoader)")
-        if level := config.get("compression_level"):
-            raise DataError(f"{name}: is compressed by {level}; write it without compression_level")
+        if (level := config.get("compression_level") or "chunk") not in ("chunk", *LEVELS):
+            raise DataError(f"{name}: is compressed by {level} (known: chunk, {', '.join(LEVELS)})")
         packed = "zstd" if str(config.get("compression") or "").startswith("zstd") else ""
         check_shards(folder, [chunk["filename"] for chunk in chunks])
         shards = [_shard(folder / chunk["filename"], packed, chunk) for chunk in chunks]
@@ -123,7 +124,8 @@ def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterato
     fields = names or [str(place) for place in range(len(kinds))]
     wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in columns})
     decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
-    for number, content in enumerate(shard_rows(chunk), 1):
+    rows = compressed_rows(chunk) if config.get("compression_level") in LEVELS else shard_rows(chunk)
+    for number, content in enumerate(rows, 1):
         try:
             values = zip(fields, row_values(content, [None] * len(fields)), strict=True)
             row = {field: decode[field](value) for field, value in values if field in decode}

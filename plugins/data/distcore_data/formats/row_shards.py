@@ -66,23 +66,27 @@ def shard_rows(shard: Shard) -> Iterator[bytes]:
         with open_bytes(shard.path, shard.compression) as file:
             offsets = _offsets(file, shard)
             position = 4 + 4 * len(offsets)
-            _read(file, int(offsets[0]) - position)  # what the writer says of the columns
-            for number, size in enumerate(np.diff(offsets).tolist(), 1):
-                yield _read(file, size)
+            read_exactly(file, int(offsets[0]) - position)  # what the writer says of the columns
+            for size in np.diff(offsets).tolist():
+                yield read_exactly(file, size)
+                number += 1
+            number -= 1
             if file.read(1):
                 raise ValueError(f"goes on after the {shard.size} bytes that {INDEX} says; {AGAIN}")
     except FileNotFoundError:
         raise DataError(f"{name}: no such file, but {INDEX} names it; fetch it") from None
-    except (ValueError, *BROKEN) as error:
+    except BROKEN as error:
+        raise row_error(name, number, f"{reason(error)}; {AGAIN}") from None
+    except ValueError as error:
         raise row_error(name, number, reason(error)) from None
 
 
 def _offsets(file: Any, shard: Shard) -> np.ndarray:
     """Return the offsets of the rows and of the end, int64. Raises ValueError if they are not those of the index."""
-    (rows,) = struct.unpack("<I", _read(file, 4))
+    (rows,) = struct.unpack("<I", read_exactly(file, 4))
     if rows != shard.rows:
         raise ValueError(f"the shard has {rows} rows, {INDEX} says {shard.rows}; {AGAIN}")
-    offsets = np.frombuffer(_read(file, 4 * (rows + 1)), "<u4").astype(np.int64)
+    offsets = np.frombuffer(read_exactly(file, 4 * (rows + 1)), "<u4").astype(np.int64)
     if offsets[0] < 4 + 4 * len(offsets) or (np.diff(offsets) < 0).any():
         raise ValueError(f"the offsets of the rows are damaged; {AGAIN}")
     if offsets[-1] != shard.size:
@@ -90,7 +94,8 @@ def _offsets(file: Any, shard: Shard) -> np.ndarray:
     return offsets
 
 
-def _read(file: Any, size: int) -> bytes:
+def read_exactly(file: Any, size: int) -> bytes:
+    """Read so many bytes. Raises ValueError if the file ends before."""
     content: bytes = file.read(size)
     if len(content) < size:
         raise ValueError(f"the shard ends within this row: {size - len(content)} bytes are missing; {AGAIN}")

@@ -1,4 +1,4 @@
-"""Members of a tar file in one pass over its headers, which notices a file that is cut where tarfile ends in silence."""
+"""Members of a tar file in one pass over its headers. A cut file is noticed, where tarfile ends in silence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tar_members(file: Any) -> Iterator[Member]:
 
     Raises ValueError, one line, for a file that is no tar file or ends before its end mark.
     """
-    longer: dict[str, str] = {}
+    longer, is_tar = dict[str, str](), False
     while True:
         header = file.read(BLOCK)
         try:
@@ -45,7 +45,10 @@ def tar_members(file: Any) -> Iterator[Member]:
         except tarfile.HeaderError as error:
             if len(header) == BLOCK and not any(header):
                 return  # the end mark
-            raise ValueError(CUT if len(header) < BLOCK else f"not a tar file, or damaged: {error}") from None
+            raise ValueError(
+                CUT if is_tar and len(header) < BLOCK else f"not a tar file, or damaged: {error}"
+            ) from None
+        is_tar = True
         if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
             content = _content(file, info.size, "a header")
             longer |= _pax(content) if info.type == tarfile.XHDTYPE else {"path": content.rstrip(b"\0").decode()}
@@ -64,8 +67,10 @@ def _padded(size: int) -> int:
 
 def _content(file: Any, size: int, name: str) -> bytes:
     content: bytes = file.read(_padded(size))
+    if len(content) < size:
+        raise ValueError(f"{name} has {size} bytes, of which {len(content)} are there; {CUT}")
     if len(content) < _padded(size):
-        raise ValueError(f"{name} has {size} bytes, of which {min(len(content), size)} are there; {CUT}")
+        raise ValueError(CUT)
     return content[:size]
 
 

@@ -1,4 +1,4 @@
-"""Encoded images, one per row of a Parquet file or a split, in the form of Hugging Face or as plain bytes."""
+"""Encoded images, one per row of a file, of shards or of a split, in the form of Hugging Face or as plain bytes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import (
-    Filtered,
     Source,
-    Split,
-    arrow_class_names,
     cached_folder,
+    class_names,
     describe_value,
     read_records,
     row_error,
@@ -32,7 +30,7 @@ FORMAT = 1
 
 
 def open_rows(source: Source, columns: Columns) -> Images:
-    """Return the images of a Parquet file or a split. Raises DataError, one line, with the row, counted from 1.
+    """Return the images of files, shards or a split. Raises DataError, one line, with the row, counted from 1.
 
     Copies the images to the cache, for random access, and decodes each once.
     """
@@ -49,7 +47,7 @@ def open_rows(source: Source, columns: Columns) -> Images:
 
 
 def open_unlabeled(source: Source, columns: Columns) -> Blob:
-    """Return the images of a Parquet file or a split without labels. Raises DataError as ``open_rows`` does."""
+    """Return the images of files, shards or a split without labels. Raises DataError as ``open_rows`` does."""
     name = source_name(source)
     check_pillow(name)
     key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
@@ -68,9 +66,7 @@ def _blob(folder: Path, source: Source) -> Blob:
 
 def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
-    # The reader of a split already returns class names.
-    file = source.source if isinstance(source, Filtered) else source
-    words = [] if isinstance(file, Split) else _class_names(file, columns.label)
+    words = class_names(source, columns.label)
     labels: list[object] = []
 
     def images() -> Iterator[object]:
@@ -114,14 +110,3 @@ def _described(image: object) -> str:
     if isinstance(image, dict) and image.get("path"):
         return f"the path {image['path']!r} alone"
     return "empty" if image == b"" else describe_value(image)
-
-
-def _class_names(path: Path, column: str) -> list[str]:
-    """Return the class names of Hugging Face's ``ClassLabel`` in the schema; an empty list without them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return arrow_class_names(pq.read_schema(path), column)
-    except (OSError, pa.ArrowException):  # the reader reports a damaged file
-        return []

@@ -16,10 +16,10 @@ from distcore_tasks.shared.pretrained import IMAGE_PROCESSORS
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns in Parquet files."""
+    """Names of the columns in files and shards."""
 
     image: str = "image"
-    """Column of encoded images: bytes, or ``bytes`` and ``path``, as in the Parquet files of Hugging Face."""
+    """Column of encoded images: bytes, or ``bytes`` and ``path``, as Hugging Face writes them."""
     label: str = "label"
     """Column of labels."""
 
@@ -51,13 +51,13 @@ class ImageOptions(TaskOptions):
     model: str = "conv-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "digits"
-    """Folder with a folder of images per class, file (.parquet .npz), Hugging Face dataset, or an embedded one."""
+    """Folder with a folder of images per class, files (.parquet .arrow .tar .npz), shards, or a dataset."""
     eval_data: str | None = None
     """Folder or file to evaluate on, instead of a part of ``data``."""
     test_data: str | None = None
     """Folder or file for the final test; default: the evaluation rows."""
     columns: Columns = Columns()
-    """Names of the columns in Parquet files."""
+    """Names of the columns in files and shards."""
     image_size: Annotated[int, Field(ge=8)] | Literal["auto"] = "auto"
     """Height and width in pixels, to which images are resized; auto: the model's, else that of arrays, else 64."""
     augment: Augment = Augment()

@@ -1,4 +1,4 @@
-"""Open sources of images: folders, files, splits of datasets, and embedded datasets."""
+"""Open sources of images: folders, files, shards, splits of datasets, and embedded datasets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data import Filtered, Split
+from distcore_data import Filtered, Source, Split, data_format
 from distcore_tasks.image_classification import arrays, encoded, folders
 from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.options import Columns
@@ -15,7 +15,9 @@ from distcore_tasks.image_classification.rows import Images, Store
 from distcore_tasks.shared.options import Filter
 from distcore_tasks.shared.sources import ALL, source_file
 
-KNOWN = "a folder of images, .parquet, .npz, or a folder of save_to_disk"
+FILES, SHARDS = (".parquet", ".arrow", ".tar"), ("MDS", "litdata")
+"""Formats whose rows may hold an encoded image: of files, and of folders with an index."""
+KNOWN = f"a folder of images, {', '.join(FILES)}, .npz, or a folder of {' or '.join(SHARDS)} or save_to_disk"
 
 
 def open_source(source: str, columns: Columns, rows: Filter = ALL) -> Images:
@@ -23,38 +25,54 @@ def open_source(source: str, columns: Columns, rows: Filter = ALL) -> Images:
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED, rows)
+    if has_columns(path):
+        return encoded.open_rows(path, columns)
     if isinstance(path, Filtered):
-        if isinstance(path.source, Path) and path.source.suffix.lower() != ".parquet":
-            raise DataError(f"data {path.source}: has no columns, so filter.column is for .parquet and splits")
-        return encoded.open_rows(path, columns)
-    if isinstance(path, Split):
-        return encoded.open_rows(path, columns)
+        raise DataError(f"data {path.source}: has no columns, so filter.column is for {', '.join(FILES)} and splits")
+    assert isinstance(path, Path)  # a split has columns
     if path.is_dir():
         return folders.open_folder(path)
-    with _file(path) as suffix:
-        return arrays.open_npz(path) if suffix == ".npz" else encoded.open_rows(path, columns)
+    with _array(path):
+        return arrays.open_npz(path)
 
 
 def open_unlabeled(source: Path | Split, columns: Columns) -> Store:
     """Return the images of a folder, file or split without labels, after decoding all once. Raises DataError."""
-    if isinstance(source, Split):
+    if has_columns(source):
         return encoded.open_unlabeled(source, columns)
+    assert isinstance(source, Path)  # a split has columns
     if source.is_dir():
         return folders.open_unlabeled(source)
-    with _file(source) as suffix:
-        if suffix == ".npz":
-            return arrays.open_unlabeled(source)
-        return encoded.open_unlabeled(source, columns)
+    with _array(source):
+        return arrays.open_unlabeled(source)
+
+
+def has_columns(source: Source) -> bool:
+    """Return True for rows of which a column is the image.
+
+    A folder with folders or images in it has images as files, whatever else lies there.
+    """
+    if isinstance(source, Filtered):
+        return has_columns(source.source)
+    if isinstance(source, Split):
+        return True
+    kind = data_format(source)
+    return kind in SHARDS or (kind in FILES and not (source.is_dir() and _has_images(source)))
+
+
+def _has_images(folder: Path) -> bool:
+    visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    return any(entry.is_dir() or entry.suffix.lower() in folders.SUFFIXES for entry in visible)
 
 
 @contextmanager
-def _file(path: Path) -> Iterator[str]:
-    """Yield the extension of a file to open. Raises DataError if it is unknown, or the file is unreadable."""
+def _array(path: Path) -> Iterator[None]:
+    """Raise DataError for a file that is not an array or cannot be read."""
     if not path.is_file():
         raise DataError(f"data {path}: no such folder or file")
-    if (suffix := path.suffix.lower()) not in (".parquet", ".npz"):
+    if path.suffix.lower() != ".npz":
         raise DataError(f"data file {path}: unknown extension {path.suffix!r} (expected {KNOWN})")
     try:
-        yield suffix
+        yield
     except OSError as error:
         raise DataError(f"data file {path}: cannot be read: {error.strerror or error}") from None

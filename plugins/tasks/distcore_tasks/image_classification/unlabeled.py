@@ -1,4 +1,4 @@
-"""Images without labels in a folder, file or split. A batch reads its images one by one."""
+"""Images without labels in a folder, files, shards or a split. A batch reads its images one by one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import ConstantColumn, DataError
-from distcore_data import Split, find_split, read_records
+from distcore_data import find_split, read_records
 from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.rows import Store, read_pixels
-from distcore_tasks.image_classification.sources import open_unlabeled
+from distcore_tasks.image_classification.sources import has_columns, open_unlabeled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,14 +71,14 @@ class UnlabeledImages:
 def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
     """Yield each image with its values in the columns ``others``, after decoding all images once.
 
-    Only Parquet files and splits have columns. Raises DataError, also for ``others`` of a folder or an array.
+    Folders of images and arrays have no columns. Raises DataError, also for ``others`` of a folder or an array.
     """
     opened = find_split(str(source)) or source
     store = open_unlabeled(opened, columns)
     images = (StoredImage(store, row) for row in range(len(store)))
     if not others:
         return ((image,) for image in images)
-    if not isinstance(opened, Split) and source.suffix.lower() != ".parquet":
+    if not has_columns(opened):
         raise DataError(f"{source}: has no columns that could name an image; leave out --id-column")
     return ((image, *record) for image, record in zip(images, read_records(opened, others), strict=True))
 

@@ -53,7 +53,7 @@ class PairOptions(TaskOptions):
     model: str = "gpt2-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-preferences"
-    """Data file (.json .jsonl .csv .parquet), Hugging Face dataset (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()

@@ -54,7 +54,7 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     model: str = "t5-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-words"
-    """Data file (.json .jsonl .csv .parquet), Hugging Face dataset (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     prefix: str = ""

@@ -72,8 +72,8 @@ class TaskOptions:
     model: str
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str
-    """Data files (.json .jsonl .csv .parquet .txt; a file, a folder, a pattern, or several with commas), dataset of
-    datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt .list; a file, a folder, a pattern, or several with
+    commas), folder of shards (MDS, litdata), dataset of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     eval_data: str | None = None
     """File of evaluation rows; default: a part of ``data``."""
     test_data: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
@@ -31,7 +32,8 @@ def source_file(source: str, embedded: Collection[str], rows: Filter = ALL) -> S
 
 def _file(source: str, embedded: Collection[str]) -> Path:
     path = Path(source).expanduser()
-    if not path.exists() and not path.suffix and path.name == source:
+    is_word = not path.suffix and path.name == source and "," not in source and not glob.has_magic(source)
+    if is_word and not path.exists():
         known = ", ".join(embedded)
         hint = nearest(source, embedded)
         raise DataError(f"data {source!r}: neither a file nor an embedded dataset{hint} (embedded: {known})")

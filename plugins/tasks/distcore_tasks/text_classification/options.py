@@ -79,7 +79,7 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     model: str = "bert-mini"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-docs"
-    """Data file (.json .jsonl .csv .parquet), Hugging Face dataset (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"

@@ -56,7 +56,7 @@ class TagOptions(PaddingFreeOptions, head="token classifier"):
     model: str = "bert-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-code"
-    """Data file (.json .jsonl .parquet), Hugging Face dataset (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data files (.json .jsonl .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()

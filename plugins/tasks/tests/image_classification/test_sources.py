@@ -294,7 +294,7 @@ def test_arrays_of_another_form_get_one_line(tmp_path: Path, case: str) -> None:
 OTHERS = {
     "digitz": "data 'digitz': neither a file nor an embedded dataset.*did you mean 'digits'",
     "nowhere/old/photos": "data nowhere/old/photos: no such folder or file",
-    "rows.csv": "unknown extension '.csv' .expected a folder of images, .parquet, .npz, or a folder of save_to_disk",
+    "rows.csv": "unknown extension '.csv' .expected a folder of images, .parquet, .arrow, .tar, .npz, or a",
     "damaged.npz": "damaged.npz: not a readable .npz file",
     "damaged.parquet": "damaged.parquet: not a readable Parquet file",
 }

@@ -71,7 +71,9 @@ def test_images_are_filtered_where_they_have_columns(tmp_path: Path) -> None:
     data = task.prepare(RunConfig())
     assert len(data.train) + len(data.evaluation) == 4
     (tmp_path / "photos").mkdir()
-    with pytest.raises(DataError, match=r"photos: has no columns, so filter.column is for .parquet and splits$"):
+    with pytest.raises(
+        DataError, match=r"photos: has no columns, so filter.column is for .parquet, .arrow, .tar and splits$"
+    ):
         ImageClassification(data=str(tmp_path / "photos"), filter=EN).prepare(RunConfig())
 
 
