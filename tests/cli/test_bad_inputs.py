@@ -219,7 +219,7 @@ DATA = {
     "--data stdlib-dogs": r"neither a file nor an embedded dataset \(did you mean 'stdlib-docs'\?\)",
     "--data taken": r"data file taken: is a folder",
     "--data table.xlsx": r"unknown extension '.xlsx' \(known: .json, .jsonl, .csv, .parquet, .txt, "
-    r"also with .gz or .zst\)",
+    r".arrow, .tar, .list, also with .gz or .zst\)",
     "--data empty.json": r"data file empty.json: is empty",
     "--data no_rows.json": r"data file no_rows.json: holds no rows",
     "--data header.csv": r"data file header.csv: holds no rows",

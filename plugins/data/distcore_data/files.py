@@ -20,7 +20,7 @@ from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
 from distcore_data.formats.columns import Columns, Record
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
-from distcore_data.paths import files_of
+from distcore_data.paths import LIST, files_of
 from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
@@ -109,7 +109,7 @@ def _check_file(file: Path) -> None:
     if (format_of(file) not in READERS or is_index) and (kind := format_of(file.parent)) in SHARDS:
         raise DataError(f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}")
     if format_of(file) not in READERS:
-        known = f"{', '.join(READERS)}, also with {' or '.join(COMPRESSED)}"
+        known = f"{', '.join(READERS)}, {LIST}, also with {' or '.join(COMPRESSED)}"
         raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known})")
     if not file.is_file():
         raise DataError(f"data file {file}: not a regular file")
