@@ -169,6 +169,7 @@ def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_make_gpu_is_rehearsed(folder: Path) -> None:
     record, tests = folder / "record.jsonl", Path(__file__).parents[1] / "gpu"
     environment = os.environ | {"PYTHONPATH": simulated_device.PATHS, "DISTCORE_GPU_RECORD": str(record)}

@@ -21,7 +21,7 @@ NAMED = sorted(
 )
 """Minor versions of Python that the metadata names."""
 NEWEST = f"3.{NAMED[-1]}"
-ALWAYS = ("README.md", "plugins/deepspeed/README.md")
+ALWAYS = ("README.md",)
 """Pages whose lines every run of the tests tries; those of the others take minutes more."""
 LARGE = ("ray",)
 """Extras that bring what is too large to be fetched for a test."""

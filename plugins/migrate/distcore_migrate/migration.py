@@ -146,6 +146,8 @@ def _remarks(draft: Draft, script: Script | None, with_arguments: bool) -> None:
         draft.note("differs", draft.origin("accumulation"), "the Trainer of transformers 5 adds up the losses of the "
                    f"micro-batches of such a model: its logged loss and gradient norm are {many} those here, and "
                    "max_grad_norm clips there what it does not clip here")  # fmt: skip
+    if script is not None and script.task == "seq2seq":
+        draft.note("differs", "tokenizer", "an end token follows each target, also where the tokenizer writes none")
     for text in script.differs if script else ():
         draft.note("differs", "the script", text)
     draft.note_fact("idle", "do_predict", "a run ends with the test of test_data, or of the evaluation rows")
