@@ -83,8 +83,7 @@ def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
 
 def default_task() -> str:
     """Return the name of the task of a config that names none; raises StrategyError unless just one is offered."""
-    every = (entry for offered in offers("default_task").values() for entry in offered)
-    offered = sorted(every, key=distribution)
+    offered = sorted((entry for offered in offers("default_task").values() for entry in offered), key=distribution)
     how = "name one by --task NAME or --task file.py:Class"
     if not offered:
         missing = "no task is named, and nothing that is installed has a default one"
@@ -110,13 +109,7 @@ def load(group: str, name: str) -> Any:
     try:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
-        reason = " ".join(str(error).split())
-        says_what_to_do = isinstance(error, ImportError) and error.name is None  # raised by the plugin, not by Python
-        at = "" if says_what_to_do else raised_at(error)
-        raise StrategyError(
-            f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but does not import: "
-            f"{type(error).__name__}: {reason}{at}"
-        ) from error
+        raise _broken(f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but", error) from error
 
 
 def load_file(kind: str, reference: str) -> Any:
@@ -132,14 +125,18 @@ def load_file(kind: str, reference: str) -> Any:
     try:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise StrategyError(
-            f"{kind} {reference!r} does not import: {type(error).__name__}: {reason}{raised_at(error)}"
-        ) from error
+        raise _broken(f"{kind} {reference!r}", error) from error
     if not hasattr(module, name):
         known = [other for other, value in vars(module).items() if isinstance(value, type)]
         raise StrategyError(f"{kind} {reference!r}: no class {name} in {path}{nearest(name, known)}")
     return getattr(module, name)
+
+
+def _broken(what: str, error: Exception) -> StrategyError:
+    """Return the error of a plugin that does not import, with its place unless it says itself what to do."""
+    says_what_to_do = isinstance(error, ImportError) and error.name is None  # raised by the plugin, not by Python
+    reason, at = " ".join(str(error).split()), "" if says_what_to_do else raised_at(error)
+    return StrategyError(f"{what} does not import: {type(error).__name__}: {reason}{at}")
 
 
 @cache  # a class must be the same object whenever it is asked for
@@ -203,7 +200,6 @@ def _blocked(entry: EntryPoint) -> bool:
 
 def _missing(group: str, name: str, installed: Collection[str]) -> str:
     kind = KINDS[group]
-    names = ", ".join(installed) or "none"
     if any(entry.name == name for entry in all_offers(group)):
         return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
     how = nearest(name, installed)
@@ -214,7 +210,7 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
         how = f"; a task of a file names its class, too: --task {name}:CLASS"
     if group == "tasks" and not installed:
         how = f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task file.py:Class"
-    return f"no {kind} named {name!r} (installed: {names}){how}"
+    return f"no {kind} named {name!r} (installed: {', '.join(installed) or 'none'}){how}"
 
 
 def _is_plugin(name: str) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distcore.launchers.processes.binding import in_order, parse_cpus, share
+from distcore.errors import ConfigError
+from distcore.launchers.processes.binding import bind_cores, in_order, parse_cpus, share
 
 
 def machine(folder: Path) -> Path:
@@ -55,6 +56,19 @@ def test_a_rank_keeps_to_its_cores_only_if_it_was_told_to() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "DISTCORE_BIND_CORES"}
     seen = [
         int(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout)
-        for env in (environ, {**environ, "DISTCORE_BIND_CORES": "1"})
+        for env in (environ, {**environ, "DISTCORE_BIND_CORES": "all"})
     ]
     assert seen == [len(os.sched_getaffinity(0)), 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+def test_ranks_share_the_cores_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[object] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(8)})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(sorted(cores)))
+    monkeypatch.setenv("DISTCORE_BIND_CORES", "2-3,6-7,90")
+    for rank in range(2):
+        bind_cores(rank, 2)
+    assert sorted(bound[0] + bound[1]) == [2, 3, 6, 7]  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=r"--bind-core-list 2-3,6-7,90: has 4 cores of this machine for 5 ranks"):
+        bind_cores(0, 5)

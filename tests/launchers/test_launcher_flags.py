@@ -122,5 +122,5 @@ def test_a_launcher_of_another_package_is_one_class(
 @pytest.mark.needs("distcore-workbench")
 def test_every_flag_of_starting_is_in_the_help_and_only_train_has_it() -> None:
     known = command_parser("train")._option_string_actions
-    assert not [name for name in (*FLAGS, "--bind-cores") if not known[name].help]
+    assert not [name for name in FLAGS if not known[name].help]
     assert "--hostfile" not in command_parser("compare")._option_string_actions

@@ -22,8 +22,8 @@ def lines(launcher: Launcher, **asked: Any) -> list[str]:
 
 def test_local_is_the_command_without_the_flags_of_starting() -> None:
     host = Host(name="localhost", slots=2, chosen=(2, 0))
-    assert lines(LocalLauncher(), hosts=(host,), log_dir="/logs", bind_cores=True) == [
-        "A='b c' DISTCORE_LOG_DIR=/logs DISTCORE_BIND_CORES=1 CUDA_VISIBLE_DEVICES=2,0 "
+    assert lines(LocalLauncher(), hosts=(host,), log_dir="/logs", bind_cores="all") == [
+        "A='b c' DISTCORE_LOG_DIR=/logs DISTCORE_BIND_CORES=all CUDA_VISIBLE_DEVICES=2,0 "
         "/py -m distcore train c.yaml --lr 0.1 --nproc 2"
     ]
 

@@ -30,8 +30,10 @@ FLAGS = {
     "--exclude": ("HOST:1@HOST", "machines, or slots of them, to leave out"),
     "--env": ("NAME=VALUE", "variable for all ranks; repeatable; over those of .distcore.env"),
     "--log-dir": ("DIR", "a file per rank with its output; rank 0 prints on the screen, too"),
+    "--bind-cores": ("", "give each rank cores of its own"),
+    "--bind-core-list": ("0-7,16", "the same, of these cores"),
 }
-"""Map each flag to its value and text in ``--help``. ``{launchers}`` stands for the installed launchers."""
+"""Map each flag to its value, if any, and text in ``--help``. ``{launchers}`` stands for the installed launchers."""
 
 
 def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,20 +42,15 @@ def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
     launchers = ", ".join(registry.offers("launchers"))
     for name, (takes, text) in FLAGS.items():
         action = "append" if name == "--env" else "store"
-        group.add_argument(
-            name, metavar=takes, help=text.format(launchers=launchers), default=argparse.SUPPRESS, action=action
-        )
-    group.add_argument(
-        "--bind-cores", action="store_true", default=argparse.SUPPRESS, help="give each rank cores of its own"
-    )
+        kind: dict[str, Any] = {"metavar": takes, "action": action} if takes else {"action": "store_true"}
+        group.add_argument(name, help=text.format(launchers=launchers), default=argparse.SUPPRESS, **kind)
     if isinstance(parser, Parser):
         parser.short_help |= dict.fromkeys(group._group_actions)
 
 
 def is_launcher_asked(arguments: argparse.Namespace) -> bool:
     """Return True if any of the flags was given."""
-    given = vars(arguments)
-    return "bind_cores" in given or any(_dest(name) in given for name in FLAGS)
+    return any(_dest(name) in vars(arguments) for name in FLAGS)
 
 
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
@@ -85,6 +82,9 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
 
     # Only the flag: in a config file nproc is the number of all ranks.
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
+    cores = given.get("bind_core_list", "all" if "bind_cores" in given else "")
+    if not re.fullmatch(r"(all)?|\d+(-\d+)?(,\d+(-\d+)?)*", cores):
+        raise ConfigError(f"--bind-core-list {cores}: expected numbers and ranges of cores, such as 0-7,16")
     return LaunchSpec(
         train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags that start ranks
         value=value,
@@ -94,7 +94,7 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
         include=given.get("include", ""),
         exclude=given.get("exclude", ""),
         environment=settings(given.get("env", ()), (Path.cwd(), Path.home())),
-        bind_cores="bind_cores" in given,
+        bind_cores=cores,
         log_dir=str(Path(given["log_dir"]).absolute()) if "log_dir" in given else None,
         device=config.device,
         global_batch_size=config.global_batch_size,
@@ -151,10 +151,12 @@ def _nodes(text: str) -> tuple[int, int]:
 def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
     """Return the flags in ``argv`` that start ranks, quoted for a shell: a resumed run needs them again."""
     given = vars(_own_flags().parse_known_args(list(argv))[0])
-    flags = [(name, value) for name in (*FLAGS, "--nproc") for value in _values(given.get(_dest(name)))]
-    restarts = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []
-    words = [word for flag in flags for word in flag]
-    return shlex.join([*words, *(["--bind-cores"] if "bind_cores" in given else []), *restarts])
+    words = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []
+    for name in (*FLAGS, "--nproc"):
+        value = given.get(_dest(name), [])
+        for each in value if isinstance(value, list) else [value]:
+            words += [name] if each is True else [name, each]
+    return shlex.join(words)
 
 
 def _own_flags() -> argparse.ArgumentParser:
@@ -163,10 +165,6 @@ def _own_flags() -> argparse.ArgumentParser:
     own.add_argument("--nproc")
     own.add_argument("--dry-run", action="store_true")
     return own
-
-
-def _values(given: str | list[str] | None) -> list[str]:
-    return given if isinstance(given, list) else [given] if given is not None else []
 
 
 def _dest(name: str) -> str:

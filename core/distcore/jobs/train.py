@@ -55,7 +55,6 @@ def run(
         _start(read_config(), dry_run)
         return
     errors = errors_of_job()
-    bind_cores(rank_info.local_rank, rank_info.local_size)
     run_as_rank(
         partial(_join, read_config, dry_run, rank_info),
         errors,
@@ -120,6 +119,7 @@ def train_rank(config: RunConfig, task: Task | None = None) -> Report:
     from distcore.engine import trainer
 
     rank_info = join(os.environ) or RankInfo()
+    bind_cores(rank_info.local_rank, rank_info.local_size)
     set_up_logging(config, rank_info.rank)
     return trainer.train(resolve_here(config, task=task), rank_info)
 

@@ -63,8 +63,8 @@ class LaunchSpec:
     """Variables that every rank gets: from ``.distcore.env``, then from ``--env``."""
     log_dir: str | None = None
     """Absolute folder for the ranks' log files."""
-    bind_cores: bool = False
-    """True if each rank is bound to cores of its own."""
+    bind_cores: str = ""
+    """Cores that the ranks share out, such as ``0-7,16``, or ``all``; empty: ranks are not bound."""
     device: str = "auto"
     """``device`` of the config."""
     global_batch_size: int = 1

@@ -22,7 +22,7 @@ def train_command(spec: LaunchSpec) -> tuple[str, ...]:
 def rank_variables(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables of every rank, in addition to the caller's."""
     logs = {LOG_DIR_VARIABLE: spec.log_dir} if spec.log_dir else {}
-    cores = {BIND_VARIABLE: "1"} if spec.bind_cores else {}
+    cores = {BIND_VARIABLE: spec.bind_cores} if spec.bind_cores else {}
     return {**spec.environment, **logs, **cores}
 
 

@@ -91,5 +91,4 @@ def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
     Raises CheckpointError if a file cannot be written, and passes the task's TaskError on.
     """
     out = Path(str(run.config.out))
-    action = partial(write, out) if run.world.is_main else None
-    on_all_ranks(run, hooks, f"run folder {out} cannot be written", action)
+    on_all_ranks(run, hooks, f"run folder {out} cannot be written", partial(write, out) if run.world.is_main else None)

@@ -26,7 +26,7 @@ def test_ranks_know_by_which_flags_a_run_that_goes_on_is_started(
     settings = shlex.split(shlex.split(command)[-1].partition("exec env ")[2])
     (again,) = [setting for setting in settings if setting.startswith("DISTCORE_LAUNCHER_FLAGS=")]
     assert shlex.split(again.partition("=")[2]) == [
-        *("--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b c", "--env", "B=2", "--nproc", "1", "--bind-cores")
+        *("--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b c", "--env", "B=2", "--bind-cores", "--nproc", "1")
     ]
 
 

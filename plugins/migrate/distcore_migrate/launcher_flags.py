@@ -98,8 +98,7 @@ DEEPSPEED_ROWS: dict[str, Rule] = {
     "autotuning": none("distcore tune CONFIG finds the fastest setting"),
     "enable_each_rank_log": LOGS,
     "bind_cores_to_rank": start_flag("--bind-cores"),
-    "bind_core_list": none("--bind-cores gives each rank its share of the cores that the process may use; taskset in "
-                           "front of the command says which"),
+    "bind_core_list": start_flag("--bind-core-list", "{}"),
     "ssh_port": fact("ssh_port", whole),
 } | dict.fromkeys(
     ("node_rank", "no_ssh_check", "force_multi", "save_pid", "log_level", "q", "quiet", "elastic_training",

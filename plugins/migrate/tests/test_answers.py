@@ -34,7 +34,8 @@ SAME = {
     "autotuning": "tune", "tensor_parallel": "mesh", "parallelism_config": "mesh", "use_parallelism_config": "mesh",
     "sequence_parallel_size": "mesh", "compile": "--compile", "torchdynamo": "--compile", "dynamo_backend": "--compile",
     "exclude": "--exclude", "include": "--include", "hostfile": "--hostfile", "enable_each_rank_log": "--log-dir",
-    "bind_cores_to_rank": "--bind-cores", "log_dir": "--log-dir", "max_restarts": "max_restarts",
+    "bind_cores_to_rank": "--bind-cores", "bind_core_list": "--bind-core-list",
+    "log_dir": "--log-dir", "max_restarts": "max_restarts",
     "num_beams": "generation_config.json", "generation_num_beams": "generation_config.json",
 }  # fmt: skip
 """Keys of others that distcore has under a name of its own."""
@@ -77,7 +78,7 @@ EXCUSED = {
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_flag_key_and_command_of_an_answer_is_there(table: str) -> None:
-    flags = {flag.name for flag in FLAGS} | set(START) | {"--bind-cores", "--profile", "--sweep", "--set", "--best"}
+    flags = {flag.name for flag in FLAGS} | set(START) | {"--profile", "--sweep", "--set", "--best"}
     flags |= {"--model", "--data", "--task", "--nproc", "--to"}
     for name, _, text in answers(TABLES[table]):
         for flag in re.findall(r"(?<!\w)--[a-z][a-z-]+", text):

@@ -84,6 +84,11 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"global_batch_size": 16},
         "--log-dir logs --launcher slurm:gpu --nodes 1 --nproc 2",
     ),
+    "a list of cores": (
+        f"deepspeed --bind_cores_to_rank --bind_core_list 0-3,8 --num_gpus 2 {GLUE}",
+        {"nproc": 2},
+        "--bind-cores --bind-core-list 0-3,8",
+    ),
     "cores": (f"deepspeed --bind_cores_to_rank --num_gpus 2 {GLUE}", {"nproc": 2}, "--bind-cores"),
     "horovodrun": ("horovodrun -np 2 -H localhost:2 --gloo python own.py", {"strategy": "horovod", "nproc": 2}, ""),
     "horovodrun on two machines": (

@@ -7,19 +7,24 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from distcore.errors import ConfigError
+
 BIND_VARIABLE = "DISTCORE_BIND_CORES"
-"""Environment variable that ``--bind-cores`` sets."""
+"""Environment variable with the cores to share out: ``all`` by ``--bind-cores``, or those of ``--bind-core-list``."""
 SYSTEM = Path("/sys/devices/system")
 
 
 def bind_cores(local_rank: int, local_size: int) -> None:
     """Keep this process to its share of the cores, if ``--bind-cores`` was given and the system can.
 
-    Of fewer cores than ranks nobody can have one of its own: then nothing changes.
+    Of fewer cores than ranks nobody can have one of its own: then nothing changes, and of a list it is a ConfigError.
     """
-    if not os.environ.get(BIND_VARIABLE) or not hasattr(os, "sched_setaffinity"):
+    if not (wanted := os.environ.get(BIND_VARIABLE)) or not hasattr(os, "sched_setaffinity"):
         return
-    if own := share(in_order(os.sched_getaffinity(0)), local_rank, local_size):
+    cores = os.sched_getaffinity(0)
+    if wanted != "all" and len(cores := cores & {*parse_cpus(wanted)}) < local_size:
+        raise ConfigError(f"--bind-core-list {wanted}: has {len(cores)} cores of this machine for {local_size} ranks")
+    if own := share(in_order(cores), local_rank, local_size):
         os.sched_setaffinity(0, own)
 
 

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 
 from distcore.files import write_atomically
-from distcore.launchers.processes.binding import bind_cores
 from distcore.launchers.processes.failures import Failure, exit_now, run_and_record
 from distcore.launchers.processes.log_files import log_to_file
 from distcore.launchers.processes.start_method import die_with
@@ -30,7 +29,6 @@ def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> 
     """
     _prepare_process(parent)
     rank = int(os.environ["RANK"])
-    bind_cores(rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     log_to_file(rank)
     outcome = run_and_record(fn, rank, errors)
     if isinstance(outcome, Failure):
