@@ -8,6 +8,12 @@ from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, no_effect, none
 from distcore_migrate.script import Script
 
 SECTIONS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path", "fit"})
+OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
+"""Optimizers by the names of their classes, with torch's own defaults here as there, but for the rate."""
+TORCH_LR = 1e-3
+"""The rate of these classes where the file names none."""
+IN_THE_MODEL = "configure_optimizers()"
+"""Stands for the optimizer of a file that names none."""
 PRECISIONS = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
 
 
@@ -51,6 +57,34 @@ def _precision(draft: Draft, name: str, value: Any) -> None:
         draft.note("none", written(name, value), "precisions here: fp32, bf16, fp16")
 
 
+def _optimizer(draft: Draft, name: str, value: Any) -> None:
+    """Set the optimizer of the same class of torch, or say that there is none of it, or that the file has none."""
+    word = str(value).rpartition(".")[2]
+    if value == IN_THE_MODEL:
+        draft.note("open", "optimizer", "configure_optimizers() of the model says it, with rate and schedule: set "
+                   "optimizer.name, lr and schedule.name")  # fmt: skip
+    elif word in OPTIMIZERS:
+        draft.set("optimizer.name", OPTIMIZERS[word], name)
+        draft.note("differs", name, "weight decay spares biases and normalization weights here")
+    else:
+        draft.note("none", written(name, value), "left at the default, adamw; optimizer.name takes file.py:Class")
+
+
+def _scheduler(draft: Draft, name: str, value: Any) -> None:
+    """Set the schedule: a cosine to 0 over the epochs is here, and what is not is constant."""
+    tree = value if isinstance(value, dict) else {"class_path": value}
+    word, given = str(tree.get("class_path")).rpartition(".")[2], tree.get("init_args") or {}
+    is_cosine = word == "CosineAnnealingLR" and not given.get("eta_min")
+    if is_cosine and given.get("T_max") == tree.get("epochs"):
+        draft.set("schedule.name", "cosine", name)
+        draft.set("schedule.interval", "epoch", name)
+        return
+    draft.set("schedule.name", "constant", name)
+    if tree["class_path"] is not None:
+        draft.note("none", written(name, word), "written as constant; schedule.name and schedule.interval=epoch have "
+                   "others")  # fmt: skip
+
+
 def _positive(rule: Rule) -> Rule:
     def inner(draft: Draft, name: str, value: Any) -> None:
         if value in OFF or value == -1:
@@ -72,7 +106,8 @@ ROWS: dict[str, Rule] = {
     "trainer.precision": _precision,
     "trainer.accumulate_grad_batches": fact("accumulation", whole),
     "trainer.gradient_clip_val": _positive(to("clip.norm", float)),
-    "trainer.gradient_clip_algorithm": no_effect("clip.norm is the norm of the whole gradient, clip.value a value"),
+    "trainer.gradient_clip_val, by value": _positive(to("clip.value", float)),
+    "trainer.gradient_clip_algorithm": no_effect("it says whether clip.norm or clip.value is set"),
     "trainer.log_every_n_steps": _positive(to("log_every", whole)),
     "trainer.val_check_interval": none("eval_every counts optimizer steps"),
     "trainer.check_val_every_n_epoch": no_effect("a run evaluates at the ends of its epochs"),
@@ -89,10 +124,14 @@ ROWS: dict[str, Rule] = {
     "data.init_args.batch_size": fact("per_device", whole),
     "data.batch_size": fact("per_device", whole),
     "data.init_args.num_workers": to("loader.workers", whole),
-    "optimizer.class_path": no_effect("optimizer.name says it"),
+    "optimizer.class_path": _optimizer,
     "optimizer.init_args.lr": to("lr", float),
     "optimizer.init_args.weight_decay": to("optimizer.weight_decay", float),
-    "lr_scheduler.class_path": none("schedule.name says the schedule"),
+    "optimizer.init_args.betas": to("optimizer.betas", list),
+    "optimizer.init_args.eps": to("optimizer.eps", float),
+    "optimizer.init_args.momentum": to("optimizer.momentum", float),
+    "optimizer.init_args.nesterov": to("optimizer.nesterov", bool),
+    "lr_scheduler": _scheduler,
     "ckpt_path": none("a checkpoint of Lightning is not read; give weights as --model"),
 }
 
@@ -103,11 +142,20 @@ def arguments_of(tree: Tree) -> Tree:
     flat: Tree = {}
     for name, value in inner.items():
         _spread(flat, name, value)
+    if "optimizer.class_path" in flat:
+        flat.setdefault("optimizer.init_args.lr", TORCH_LR)
+        scheduler = inner.get("lr_scheduler") or {"class_path": None}
+        scheduler = scheduler if isinstance(scheduler, dict) else {"class_path": scheduler}
+        flat["lr_scheduler"] = {**scheduler, "epochs": flat.get("trainer.max_epochs")}
+    else:
+        flat["optimizer.class_path"] = IN_THE_MODEL
+    if flat.get("trainer.gradient_clip_algorithm") == "value" and "trainer.gradient_clip_val" in flat:
+        flat["trainer.gradient_clip_val, by value"] = flat.pop("trainer.gradient_clip_val")
     return flat
 
 
 def _spread(flat: Tree, name: str, value: Any) -> None:
-    if isinstance(value, dict) and name.count(".") < 2 and name != "trainer.strategy":
+    if isinstance(value, dict) and name.count(".") < 2 and name not in ("trainer.strategy", "lr_scheduler"):
         for key, inside in value.items():
             _spread(flat, f"{name}.{key}", inside)
     else:
