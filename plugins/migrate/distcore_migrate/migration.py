@@ -58,6 +58,8 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     has_trainer = read_arguments(draft, arguments, command, script)
     if command is None:
         place(draft, "")
+    if script is None and (command is not None or _names_what_it_trains(draft, has_trainer)):
+        draft.set("task", "SAY-WHICH", "no source says what is trained; distcore tasks lists the tasks")
     _complete(draft, script, has_trainer, nproc)
     if command is not None and script is None:
         draft.note("open", command.name, UNKNOWN)
@@ -79,6 +81,11 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     )
 
 
+def _names_what_it_trains(draft: Draft, has_trainer: bool) -> bool:
+    """Return True for arguments with a model or data of another task than distcore's default one, perhaps."""
+    return has_trainer and bool(draft.facts.keys() & {"model", "dataset", "train_file"})
+
+
 def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int | None) -> None:
     """Make keys of all facts, in the order of a config's reader: task, strategy, batches, steps, evaluation."""
     task = script.task if script else None
@@ -86,8 +93,6 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
         draft.set("task", task, "what the source trains")
         for key, value in script.sets.items():
             draft.set(key, value, "the script")
-    elif has_trainer and draft.facts.keys() & {"model", "dataset", "train_file"}:
-        draft.set("task", "SAY-WHICH", "no source says what is trained; distcore tasks lists the tasks")
     with_arguments = script is not None or has_trainer
     task_data.model(draft, task)
     task_data.data(draft, task)

@@ -180,6 +180,9 @@ def test_a_script_that_is_not_known_leaves_its_task_open(folder: Path, capsys: p
     assert "own: a script that is not known. What it trains is a task" in " ".join(text.split("\n#   "))
     assert "strategy: ddp" in text
     assert "no equal here: lr = 3; argument = positional" in capsys.readouterr().err
+    assert main(["train", "own.yaml", "--dry-run"]) == 2
+    assert "no task named 'SAY-WHICH'" in capsys.readouterr().err
+    assert main(["train", "own.yaml", "--task", "causal-lm", "--dry-run"]) == 0
 
 
 def test_the_start_is_printed_and_stands_in_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
