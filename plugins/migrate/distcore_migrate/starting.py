@@ -80,15 +80,34 @@ def place(draft: Draft, program: str) -> None:
             hosts = {name: min(slots, here) if slots else here for name, slots in hosts.items()}
         machines = len(hosts)
         if None not in hosts.values():
-            slots = sum(number or 0 for number in hosts.values())
             origin = draft.origin("processes_here", "hosts", "hostfile", "include", "exclude", "machines")
-            draft.keep("processes", min(slots, total or slots), origin)  # of Horovod and MPI, a part may be used
+            if total:  # of Horovod and MPI
+                hosts, here = _filled(draft, hosts, total)
+                machines = len(hosts)
+            draft.keep("processes", sum(number or 0 for number in hosts.values()), origin)
     elif here is not None and str(machines or 1).isdigit():
         origin = draft.origin("processes_here", "tasks", "tasks_here", "machines") or program
         draft.keep("processes", here * int(machines or 1), origin)
     elif total and str(machines or "").isdigit() and total % int(machines) == 0:
         here = total // int(machines)  # Accelerate says the processes of all machines
     _start(draft, program, hosts, here, machines)
+
+
+def _filled(draft: Draft, hosts: dict[str, int | None], total: int) -> tuple[dict[str, int | None], int | None]:
+    """Return the machines that ``total`` ranks fill, one after the other, and the ranks of each if all have as many."""
+    used: dict[str, int | None] = {}
+    for name, slots in hosts.items():
+        if taken := min(slots or 0, total - sum(number or 0 for number in used.values())):
+            used[name] = taken
+    if used == hosts:
+        return hosts, None
+    each = set(used.values())
+    if len(each) > 1:
+        draft.note_fact("differs", "hostfile", "the ranks do not fill it: write another one")
+        draft.facts.pop("hostfile", None)
+    draft.keep("filled", len(used), draft.origin("processes"))
+    draft.translated.add("filled")
+    return used, each.pop() if len(each) == 1 else None
 
 
 def _tasks(draft: Draft, machines: Any) -> tuple[int, Any]:
@@ -174,6 +193,7 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
     port_of_ssh = draft.take("ssh_port")
     nodes = f"{least}:{most}" if least and most else str(machines or 1)
     rank = ["--nproc", str(here)] if here else []
+    is_part = not draft.facts.keys().isdisjoint(("machines", "filled"))
     is_local = hosts is not None and all(name in LOCAL for name in hosts)
     if "hostfile" in draft.facts:
         chosen = ["--hostfile", str(draft.take("hostfile")), *chosen]
@@ -187,14 +207,14 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
     if program == "srun" or named == "slurm":
         launcher, flags = f"slurm:{partition}" if partition else "slurm", ["--nodes", nodes, *rank]
     elif named in MPI or (program == "mpirun" and not is_local and hosts is not None):
-        launcher, flags = "mpi", [*chosen, *rank]
+        launcher, flags = "mpi", [*chosen, *(["--nodes", nodes] if is_part else []), *rank]
     elif no_ssh or ":" in nodes or (nodes != "1" and "--hostfile" not in chosen):
         count = str(len(hosts)) if hosts is not None and ":" not in nodes else nodes
         launcher, flags = f"torchrun:{meeting}", ["--nodes", count, *(rank or _same(hosts))]
     elif "--hostfile" in chosen:
         launcher, flags = (
             f"ssh:{port_of_ssh}" if port_of_ssh else "ssh",
-            [*chosen, *(["--nodes", nodes] if "machines" in draft.facts else []), *rank],
+            [*chosen, *(["--nodes", nodes] if is_part else []), *rank],
         )
     else:
         draft.start += chosen

@@ -106,6 +106,16 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"strategy": "ddp"},
         "--launcher mpi --hostfile FILE",
     ),
+    "mpirun on the first of two machines": (
+        "mpirun -n 2 -H host1:2,host2:2 python own.py",
+        {"strategy": "ddp"},
+        "--launcher mpi --hostfile FILE --nodes 1 --nproc 2",
+    ),
+    "horovodrun on a part of each": (
+        "horovodrun -np 3 -H host1:2,host2:2 python own.py",
+        {"strategy": "horovod"},
+        "--launcher ssh --hostfile FILE --nodes 2",
+    ),
     "srun": (
         f"srun -p gpu --nodes=2 --ntasks-per-node=4 --gres=gpu:4 python {GLUE}",
         {"strategy": "ddp", "global_batch_size": 64},
