@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate import lora_rules, trl
+from distcore_migrate import lora_rules, preferences, trl
 from distcore_migrate.argument_rules import OPTIMIZERS
 from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, no_effect, none, to, whole, written
 from distcore_migrate.script import Script
 
 ALPACA = {"task_options.columns.prompt": "instruction", "task_options.columns.completion": "output"}
+COLUMNS_OF_PAIRS = {
+    "intel": ("question", "chosen", "rejected"),
+    "icr": ("input", "chosen", "rejected"),
+    "argilla": ("instruction", "chosen_response", "rejected_response"),
+    "prompt_pairs": ("prompt", "chosen", "rejected"),
+    "ultra": ("prompt", "chosen", "rejected"),
+}
+"""Last part of ``type`` of a dataset of preferences to its columns prompt, chosen and rejected."""
+FIELDS = ("field_prompt", "field_chosen", "field_rejected")
 QUANTIZED_STATE = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adamw_torch_8bit")
 """Optimizers of Axolotl with AdamW's mathematics and a smaller state."""
 
 
-def _datasets(draft: Draft, name: str, value: Any) -> None:
+def _datasets(draft: Draft, name: str, value: Any, of_pairs: bool = False) -> None:
     """Set the first dataset, by path and form; say of the others that one file holds the rows."""
     first, *others = value if isinstance(value, list) and value else [{}]
     first = first if isinstance(first, dict) else {"path": first}
@@ -29,6 +38,25 @@ def _datasets(draft: Draft, name: str, value: Any) -> None:
     draft.set("task_options.data", str(chosen) if is_file else f"{path}{config}@{split.partition('[')[0]}", name)
     if "[" in split:
         draft.note("none", f"{name}.split = {split}", "a part of a split: save_to_disk it and give FOLDER@SPLIT")
+    (_columns_of_pairs if of_pairs else _form)(draft, name, first)
+    for key in first.keys() - {
+        "path",
+        "data_files",
+        "split",
+        "type",
+        "field",
+        "field_messages",
+        "name",
+        "ds_type",
+        *(FIELDS if of_pairs else ()),
+    }:
+        draft.note("none", written(f"{name}.{key}", first[key]), "rows are taken as their columns have them")
+    for other in others:
+        draft.note("none", f"{name}: {other.get('path') if isinstance(other, dict) else other}",
+                   "a run has one source of rows: put files side by side, --data a.jsonl,b.jsonl")  # fmt: skip
+
+
+def _form(draft: Draft, name: str, first: Tree) -> None:
     kind = str(first.get("type", ""))
     if kind.startswith("alpaca"):
         for key, column in ALPACA.items():
@@ -42,11 +70,23 @@ def _datasets(draft: Draft, name: str, value: Any) -> None:
         draft.set("task_options.columns.text", str(first.get("field", "text")), f"{name}.type")
     else:
         draft.note("none", f"{name}.type = {kind}", "rows are texts, prompts with completions, or messages")
-    for key in first.keys() - {"path", "data_files", "split", "type", "field", "field_messages", "name", "ds_type"}:
-        draft.note("none", written(f"{name}.{key}", first[key]), "rows are taken as their columns have them")
-    for other in others:
-        draft.note("none", f"{name}: {other.get('path') if isinstance(other, dict) else other}",
-                   "a run has one source of rows: put files side by side, --data a.jsonl,b.jsonl")  # fmt: skip
+
+
+def _columns_of_pairs(draft: Draft, name: str, first: Tree) -> None:
+    """Set the columns of a dataset of preferences, by their names or by the form of its rows."""
+    kind = first.get("type", "")
+    named = first | (kind if isinstance(kind, dict) else {})
+    known = COLUMNS_OF_PAIRS.get(str(kind).rpartition(".")[2], (None, None, None))
+    for field, column, usual in zip(FIELDS, ("prompt", "chosen", "rejected"), known, strict=True):
+        if chosen := named.get(field) or usual:
+            draft.set(f"task_options.columns.{column}", str(chosen), f"{name}.{field if field in named else 'type'}")
+    if known[0] is None and not named.keys() & set(FIELDS):
+        draft.note("open", written(f"{name}.type", kind), "say columns.prompt, columns.chosen and columns.rejected "
+                   "where they have other names")  # fmt: skip
+
+
+def _pairs(draft: Draft, name: str, value: Any) -> None:
+    _datasets(draft, name, value, of_pairs=True)
 
 
 def _optimizer(draft: Draft, name: str, value: Any) -> None:
@@ -161,6 +201,9 @@ ROWS: dict[str, Rule] = trl.ROWS | {
 
 def script_of(tree: Tree) -> Script:
     """Return the script that the YAML stands for."""
-    rl = tree.get("rl") or ("reward" if tree.get("reward_model") else None)
-    task = f"{rl}.py:{str(rl).upper()}" if rl else "causal-lm"
-    return Script(task=task, rows=ROWS, lora=(8, 16.0), needs_task=bool(rl))
+    kind = str(tree.get("rl") or ("reward" if tree.get("reward_model") else "")).lower()
+    if preferences.is_shipped(kind):
+        rows = ROWS | {"datasets": _pairs, "reward_model": no_effect("the task says it")}
+        return preferences.script_of(kind, rows, (8, 16.0), {"disable_dropout": True}, ("loss_type", "rl_beta"))
+    task = f"{kind}.py:{kind.upper()}" if kind else "causal-lm"
+    return Script(task=task, rows=ROWS, lora=(8, 16.0), needs_task=bool(kind))

@@ -13,6 +13,6 @@ LIBRARIES = {"LLaMA-Factory": llama_factory.script_of, "Axolotl": axolotl.script
 def read_job(tree: Tree, kind: str) -> tuple[Tree, Script | None]:
     """Return arguments and script of a file, from TrainingArguments or from a library above them."""
     if kind == "TRL":
-        return tree, SCRIPTS["dpo" if "beta" in tree else "sft"]
+        return tree, SCRIPTS["reward" if "center_rewards_coefficient" in tree else "dpo" if "beta" in tree else "sft"]
     script = LIBRARIES[kind](tree) if kind in LIBRARIES else None
     return (lightning.arguments_of(tree) if kind == "Lightning" else tree), script

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distcore import ConfigError
-from distcore_migrate import lora_rules, trl
+from distcore_migrate import lora_rules, preferences, trl
 from distcore_migrate.draft import Draft, Rule, Tree, fact, no_effect, none, to, whole, written
 from distcore_migrate.script import Script
 
@@ -15,13 +15,18 @@ INSTEAD = {
 }
 """Map each key of a file that trains nothing to its replacement here."""
 STAGES = {"pt": "causal-lm", "sft": "causal-lm"}
-"""``stage`` to a task; the others train on preferences."""
+"""``stage`` to a task of texts; ``dpo``, ``kto`` and ``rm`` take pairs of answers."""
 
 
 def _dataset(draft: Draft, name: str, value: Any) -> None:
     draft.note("open", written(name, value), "names of LLaMA-Factory's dataset_info.json: give --data the files "
                "themselves; rows of alpaca need columns prompt and completion, or columns.prompt and "
                "columns.completion")  # fmt: skip
+
+
+def _pairs(draft: Draft, name: str, value: Any) -> None:
+    draft.note("open", written(name, value), "names of LLaMA-Factory's dataset_info.json: give --data the files "
+               "themselves, and columns.prompt, columns.chosen and columns.rejected by their names")  # fmt: skip
 
 
 def _part(draft: Draft, name: str, value: Any) -> None:
@@ -76,4 +81,8 @@ def script_of(tree: Tree) -> Script:
     stage = str(tree.get("stage", "sft"))
     if stage in STAGES:
         return Script(task=STAGES[stage], rows=ROWS, lora=(8, None), defaults={"cutoff_len": 2048})
-    return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=(8, None), needs_task=True)
+    if not preferences.is_shipped(stage):
+        return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=(8, None), needs_task=True)
+    rows = ROWS | dict.fromkeys(("dataset", "eval_dataset"), _pairs)
+    names = ("loss_type" if stage == "kto" else "pref_loss", "pref_beta")
+    return preferences.script_of(stage, rows, (8, None), {"cutoff_len": 2048}, names)

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distcore import ConfigError, RunConfig
-from distcore_migrate import deepspeed_config, fsdp_config, lora_rules, steps, task_data, training_arguments
+from distcore_migrate import (
+    deepspeed_config,
+    fsdp_config,
+    lora_rules,
+    preferences,
+    steps,
+    task_data,
+    training_arguments,
+)
 from distcore_migrate.command_line import parse
 from distcore_migrate.draft import OFF, Draft
 from distcore_migrate.migration_page import nested, page
@@ -56,6 +64,7 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
         read_launcher(draft, command)
         arguments = together(arguments, training_arguments.in_full(command.arguments, rows_of(script)))
     has_trainer = read_arguments(draft, arguments, command, script)
+    script = preferences.settled(draft, script)
     if command is None:
         place(draft, "")
     if script is None and (command is not None or _names_what_it_trains(draft, has_trainer)):

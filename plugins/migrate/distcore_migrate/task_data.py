@@ -26,6 +26,8 @@ METRICS = {
     "causal-lm": ("loss", "perplexity", "token_accuracy"),
     "masked-lm": ("loss", "perplexity", "token_accuracy"),
     "seq2seq": ("loss", "perplexity", "token_accuracy"),
+    "preference": ("loss", "accuracy", "margin"),
+    "reward-model": ("loss", "accuracy", "margin"),
 }
 """Metrics that ``checkpoints.best`` may name."""
 SUMMARIES = {

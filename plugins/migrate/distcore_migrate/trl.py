@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distcore_migrate import lora_rules
+from distcore_migrate import lora_rules, preferences
 from distcore_migrate.draft import Rule, fact, flag, no_effect, none, to, whole
 from distcore_migrate.script import Script
 
@@ -44,13 +44,17 @@ DEFAULTS = {"learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing"
 WHOLE = "TRL counts all tokens of a conversation unless assistant_only_loss is on; here the assistant's count"
 
 
-def of_preferences(name: str) -> Script:
-    """Return a trainer whose rows no shipped task reads: the config names a file of the user's."""
-    return Script(task=f"{name}.py:{name.upper()}", rows=ROWS, lora=(16, 32.0), needs_task=True)
+def _script(name: str) -> Script:
+    """Return the trainer of that name: of preferences, or else with a file of the user's as its task."""
+    if not preferences.is_shipped(name):
+        return Script(task=f"{name}.py:{name.upper()}", rows=ROWS, lora=(16, 32.0), needs_task=True)
+    rate = 1e-4 if name == "reward" else 1e-6
+    defaults = DEFAULTS | {"learning_rate": rate, "disable_dropout": True}
+    return preferences.script_of(name, ROWS, (16, 32.0), defaults, ("loss_type", "beta"))
 
 
 SCRIPTS = {
     "sft": Script(task="causal-lm", rows=ROWS, defaults=DEFAULTS, lora=(16, 32.0), differs=(WHOLE,)),
-    **{name: of_preferences(name) for name in ("dpo", "kto", "orpo", "cpo", "grpo", "rloo", "ppo", "reward")},
+    **{name: _script(name) for name in ("dpo", "kto", "orpo", "cpo", "grpo", "rloo", "ppo", "reward")},
 }
 """By the name of the subcommand, which is that of the script."""

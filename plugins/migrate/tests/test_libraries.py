@@ -125,7 +125,20 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA_FACTORY.replace("stage: sft", "stage: pt").replace("type: lora", "type: full"),
         {"task": "causal-lm", "lora.rank": None},
     ),
-    "llama-factory, preferences": (LLAMA_FACTORY.replace("stage: sft", "stage: dpo"), {"task": "dpo.py:DPO"}),
+    "llama-factory, preferences": (
+        LLAMA_FACTORY.replace("stage: sft", "stage: dpo") + "pref_loss: hinge\npref_beta: 0.2\n",
+        {"task": "preference", "task_options.loss": "hinge", "task_options.beta": 0.2, "lora.rank": 8},
+    ),
+    "llama-factory, kto": (
+        LLAMA_FACTORY.replace("stage: sft", "stage: kto"),
+        {"task": "preference", "task_options.loss": "kto", "task_options.max_seq_len": 2048},
+    ),
+    "llama-factory, rewards": (LLAMA_FACTORY.replace("stage: sft", "stage: rm"), {"task": "reward-model"}),
+    "llama-factory, another loss": (
+        LLAMA_FACTORY.replace("stage: sft", "stage: dpo") + "pref_loss: simpo\n",
+        {"task": "simpo.py:SIMPO"},
+    ),
+    "llama-factory, by its own rewards": (LLAMA_FACTORY.replace("stage: sft", "stage: ppo"), {"task": "ppo.py:PPO"}),
     "axolotl": (
         AXOLOTL,
         {
@@ -135,7 +148,23 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
             "optimizer.name": "adamw", "precision": "auto", "strategy": "fsdp", "epochs": 1,
         },
     ),
-    "axolotl, preferences": (AXOLOTL + "rl: dpo\n", {"task": "dpo.py:DPO", "lora.rank": 16}),
+    "axolotl, preferences": (
+        AXOLOTL.replace("type: alpaca", "type: chatml.intel") + "rl: ipo\nrl_beta: 0.3\n",
+        {
+            "task": "preference", "task_options.loss": "ipo", "task_options.beta": 0.3, "lora.rank": 16,
+            "task_options.columns.prompt": "question", "task_options.max_seq_len": 2048,
+        },
+    ),
+    "axolotl, columns of preferences": (
+        AXOLOTL.replace("type: alpaca", "type: {field_prompt: a, field_chosen: b, field_rejected: c}") + "rl: kto\n",
+        {
+            "task": "preference", "task_options.loss": "kto", "task_options.beta": 0.1,
+            "task_options.columns.prompt": "a", "task_options.columns.chosen": "b",
+            "task_options.columns.rejected": "c",
+        },
+    ),
+    "axolotl, rewards": (AXOLOTL + "reward_model: true\n", {"task": "reward-model"}),
+    "axolotl, groups": (AXOLOTL + "rl: grpo\n", {"task": "grpo.py:GRPO"}),
     "lightning": (
         LIGHTNING,
         {
@@ -173,7 +202,42 @@ COMMANDS = {
         SFT,
         {"lora.rank": 8, "nproc": 2, "global_batch_size": 16, "lr": 2e-5},
     ),
-    "trl's preferences": ("trl dpo --config job.yaml", SFT, {"task": "dpo.py:DPO"}),
+    "trl's preferences": (
+        "trl dpo --config job.yaml --loss_type ipo --beta 0.5 --label_smoothing 0.1",
+        SFT,
+        {
+            "task": "preference",
+            "task_options.loss": "ipo",
+            "task_options.beta": 0.5,
+            "lr": 2e-4,
+            "task_options.label_smoothing": 0.1,
+            "task_options.max_seq_len": 2048,
+            "lora.rank": 32,
+        },
+    ),
+    "trl's defaults": (
+        "trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/ultrafeedback_binarized",
+        SFT,
+        {
+            "task_options.loss": "dpo",
+            "task_options.beta": 0.1,
+            "lr": 1e-6,
+            "task_options.max_seq_len": 1024,
+            "task_options.dropout": 0.0,
+        },
+    ),
+    "trl's kto": ("trl kto --config job.yaml", SFT, {"task": "preference", "task_options.loss": "kto"}),
+    "trl's rewards": (
+        "trl reward --config job.yaml --center_rewards_coefficient 0.01",
+        SFT,
+        {"task": "reward-model", "task_options.center": 0.01},
+    ),
+    "another loss": (
+        "trl dpo --config job.yaml --loss_type sigmoid bco_pair",
+        SFT,
+        {"task": "sigmoid_bco_pair.py:SIGMOID_BCO_PAIR"},
+    ),
+    "trl's groups": ("trl grpo --config job.yaml", SFT, {"task": "grpo.py:GRPO"}),
     "llama-factory": (
         "llamafactory-cli train job.yaml learning_rate=1e-5",
         LLAMA_FACTORY,
@@ -193,6 +257,14 @@ def test_a_command_of_a_library_reads_its_file(line: str, text: str, expected: d
     (folder / "job.yaml").write_text(text)
     made = migrate([], shlex.split(line))
     assert {key: flat(made).get(key, "nothing") for key in expected} == expected
+
+
+def test_the_config_of_preferences_is_one_that_trains(folder: Path) -> None:
+    (folder / "job.yaml").write_text("beta: 0.2\nloss_type: [hinge]\nuse_peft: false\ndisable_dropout: true\n")
+    for action in ("dpo", "kto", "reward"):
+        words = f"trl {action} --config job.yaml {'--loss_type kto' * (action == 'kto')}"
+        assert main(["migrate", "--out", f"{action}.yaml", "--", *shlex.split(words)]) == 0
+        assert main(["train", f"{action}.yaml", "--model", "gpt2-tiny", "--dry-run"]) == 0
 
 
 def test_a_file_that_names_a_model_and_no_task_is_no_text_classification(
