@@ -378,16 +378,21 @@ def folder(work: Path, tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPat
     return work
 
 
+def files_in(folder: Path) -> list[Path]:
+    """All files and folders but what Python compiled."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
 @pytest.mark.parametrize(("command", "line"), CASES.items(), ids=CASES)
 def test_bad_input_is_one_line_and_leaves_nothing(
     command: str, line: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sorted(folder.rglob("*"))
+    before = files_in(folder)
     assert main(shlex.split(command)) == 2
     out, err = capsys.readouterr()
     assert re.fullmatch(rf"error: .*{line}.*\n", err), err
     assert not out
-    assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert files_in(folder) == before
     started = [" ".join(child.cmdline()) for child in psutil.Process().children()]
     assert not [command for command in started if "resource_tracker" not in command]  # Python's own, of an earlier test
 

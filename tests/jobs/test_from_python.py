@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from torch import nn
 from user_file import task_file
 
-from distcore import Clip, ConfigError, RankError, Report, RunConfig, launch, train
+from distcore import Clip, ConfigError, Datasets, ModelError, RankError, Report, RunConfig, TaskError, launch, train
 from distcore.errors import DistcoreError
 from distcore.launchers.processes import local
 from distcore.launchers.processes.start_method import check_spawnable
@@ -42,6 +43,25 @@ def test_a_task_of_the_script_itself_comes_along(work_folder: Path) -> None:
     exec(TASK, vars(cell))  # a class that no rank could import
     report = train(RunConfig.model_validate(JOB | {"lr": 0.01, "out": "run"}), cell.Lines())
     assert (report["world_size"], report["steps"]) == (2, 2)
+
+
+class Still(Problem):
+    """With a model of which nothing is trained."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return super().build_model(config, data).requires_grad_(False)
+
+
+@pytest.mark.parametrize("metrics", [["loss"], "mae", lambda model, batch: {}], ids=["list", "str", "function"])
+def test_metrics_of_another_type_are_one_line(metrics: Any, tmp_path: Path) -> None:
+    task = type("Marked", (Problem,), {"metrics": metrics})()
+    with pytest.raises(TaskError, match=r"task Marked: metrics is a \w+, expected a dict such as {'mae': 'min'}"):
+        train(RunConfig(device="cpu", out=str(tmp_path / "run"), max_steps=1, lr=0.1), task)
+
+
+def test_a_model_of_which_nothing_is_trained_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model \w+: none of its parameters requires a gradient; nothing to train"):
+        train(RunConfig(device="cpu", out=str(tmp_path / "run"), max_steps=1, lr=0.1), Still())
 
 
 TASK = """
@@ -95,7 +115,10 @@ def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:
         (RunConfig(), {"lr": 1}, r"task: expected an object with .*, and was given dict"),
     ],
 )
-def test_arguments_of_train_in_another_order_are_one_line(config: Any, task: Any, line: str) -> None:
+def test_arguments_of_train_in_another_order_are_one_line(
+    config: Any, task: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logging.Logger.hasHandlers", lambda log: False)  # as in a script, which pytest is not
     with pytest.raises(DistcoreError, match=line):
         train(config, task)
 

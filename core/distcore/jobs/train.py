@@ -84,10 +84,9 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     from distcore.engine import trainer
 
     print_uncaught_on_one_line()
-    rank_info = join(os.environ)
+    resolved, rank_info = resolve_here(config, task=task), join(os.environ)
     if not log.hasHandlers():  # a program with logging of its own keeps that
         set_up_logging(config, rank_info.rank if rank_info else 0)
-    resolved = resolve_here(config, task=task)
     if rank_info is not None and rank_info.launcher == "local":  # `launch` tells the cause from lost connections
         return trainer.train(resolved, rank_info)
     with _one_line(resolved.config.out, rank_info):

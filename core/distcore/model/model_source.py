@@ -56,7 +56,7 @@ def set_up_module(
     """Apply gradient checkpointing, freezing and compilation to a built model, before a strategy wraps it.
 
     Returns the base of its adapter, if any, and the counts of compilations. Raises ConfigError if the model lacks
-    gradient checkpointing.
+    gradient checkpointing, ModelError if none of it can be trained.
     """
     if config.gradient_checkpointing:
         if not hasattr(module, "gradient_checkpointing_enable"):
@@ -64,6 +64,8 @@ def set_up_module(
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     base = base_of(config, task, module)
     freeze(config, module)
+    if training and not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ModelError(f"model {type(module).__name__}: none of its parameters requires a gradient; nothing to train")
     if config.dropout_masks == "rank":
         draw_cheaply(config, module)
     if base and training:

@@ -104,10 +104,10 @@ class Simple:
         if not isinstance(metrics, dict):  # the caller says so
             return metrics
         known = self.metrics.keys() | {"loss"}
-        if (lacking := known - metrics.keys() - {"loss"}) and (other := metrics.keys() - known):
+        if lacking := known - metrics.keys() - {"loss"}:
             raise TaskError(
-                f"task {type(self).__name__}: row_metrics() returned {min(other)!r}, and not {min(lacking)!r}, which "
-                "`metrics` of the task declares"
+                f"task {type(self).__name__}: row_metrics() returned {sorted(metrics)}, and not {min(lacking)!r}, "
+                "which `metrics` of the task declares"
             )
         if "loss" in metrics:
             return metrics

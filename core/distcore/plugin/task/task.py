@@ -118,10 +118,13 @@ class Task(Protocol):
 def declared_metrics(task: object) -> Mapping[str, Direction]:
     """Return the declared metrics of a task or its class, with their better direction; default: the loss.
 
-    Raises TaskError for a direction other than ``min`` and ``max``.
+    Raises TaskError for another type, and for a direction other than ``min`` and ``max``.
     """
+    named = f"task {getattr(task, '__name__', type(task).__name__)}"
     declared: Mapping[str, Direction] = getattr(task, "metrics", {"loss": "min"})
+    if not isinstance(declared, Mapping):
+        raise TaskError(f"{named}: metrics is a {type(declared).__name__}, expected a dict such as {{'mae': 'min'}}")
     for name, direction in declared.items():
         if direction not in ("min", "max"):
-            raise TaskError(f"task {type(task).__name__}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")
+            raise TaskError(f"{named}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")
     return declared

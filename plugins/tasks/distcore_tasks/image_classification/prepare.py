@@ -17,6 +17,7 @@ from distcore_tasks.image_classification.preprocessing import Preprocessing, rea
 from distcore_tasks.image_classification.rows import Files, Images
 from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.shared.classification.checks import check_classes
+from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
 from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.sources import check_filter, say_embedded, unused_splits
@@ -54,7 +55,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
 
     images = rows_of(options.data)
     preprocessing = trained or Preprocessing(size=_size(options, images))
-    labels = distinct_labels(images)
+    labels = in_order_of_head(distinct_labels(images), options)
     classes = [str(label) for label in labels]
     encode = partial(encode_labels, classes=classes)
     split = split_parts(images, encode, options, seed, rows_of)
@@ -130,6 +131,7 @@ def _warnings(
 ) -> Iterator[str]:
     """Yield warnings about the sources and their classes."""
     yield from unused_splits(options)
+    yield from other_head(classes, options)
     sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
     yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)
     labels = parts["evaluation"][1].labels

@@ -11,6 +11,7 @@ import numpy as np
 
 from distcore import ConfigError, DataError
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
+from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import split_parts
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.padding import check_padding, pads_left
@@ -23,7 +24,7 @@ from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 
-CACHED = CachedDatasets(kind="tokens", version=9, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tokens", version=10, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class _Part:
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the entry's record for ``_open``."""
     rows, problem = _rows(options.data, options), options.problem
-    labels = problem.classes(rows)
+    labels = in_order_of_head(problem.classes(rows), options)
     classes = [str(label) for label in labels]
     split = split_parts(
         rows, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
@@ -153,7 +154,12 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
         {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()},
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
-        warnings=(*unused_splits(options), *warnings, *cut_warning(facts, options.max_seq_len)),
+        warnings=(
+            *unused_splits(options),
+            *other_head(classes, options),
+            *warnings,
+            *cut_warning(facts, options.max_seq_len),
+        ),
         classes=classes,
         labels=labels,
         **entry.tokens,

@@ -12,6 +12,7 @@ import numpy as np
 
 from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, total
+from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.sources import read_source, source_label, unused_splits
@@ -25,7 +26,7 @@ from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
 
-CACHED = CachedDatasets(kind="tagged", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tagged", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
         {name: open_tagged(entry.folder / name, pad, source_label(sources[name], options)) for name in facts},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
-        warnings=(*unused_splits(options), *_warnings(facts, options)),
+        warnings=(*unused_splits(options), *other_head(classes, options), *_warnings(facts, options)),
         classes=classes,
         labels=labels,
         **entry.tokens,
@@ -67,7 +68,7 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and a record of tags and facts."""
     parts = read_parts(options, lambda source: _rows(source, options), seed)
     train = parts["train"]
-    labels = distinct_tags(train.rows)
+    labels = in_order_of_head(distinct_tags(train.rows), options)
     classes = [str(label) for label in labels]
     tokenizer = _make_tokenizer(options, train)  # a vocabulary must not see the evaluation rows
     lookup = Lookup(train.values())
