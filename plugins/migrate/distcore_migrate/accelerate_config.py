@@ -9,11 +9,13 @@ from distcore_migrate import fsdp_config
 from distcore_migrate.draft import (
     OFF,
     Draft,
+    Kind,
     Rule,
     Tree,
     apply,
     fact,
     flag,
+    instead,
     no_effect,
     none,
     start_flag,
@@ -84,14 +86,14 @@ def _environment(draft: Draft, name: str, value: Any) -> None:
         draft.note("none", written(name, value), "there is no cloud here")
 
 
-def _nested(key: str) -> Rule:
+def _nested(key: str, kind: Kind = "none") -> Rule:
     """A section that changes the run if anything in it is on."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         inner = value if isinstance(value, dict) else {"": value}
         on = {part: word for part, word in inner.items() if str(word).lower() not in ("no", "none", "false", "", "1")}
         for part, word in on.items():
-            draft.note("none", written(f"{name}.{part}".rstrip("."), word), key)
+            draft.note(kind, written(f"{name}.{part}".rstrip("."), word), key)
         if not on:
             draft.note("off", name)
 
@@ -101,7 +103,7 @@ def _nested(key: str) -> Rule:
 LAUNCHER = no_effect("distcore's launchers do the same by themselves")
 MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"
 TPU = no_effect("only matters on a TPU")
-COMPILED = _nested("use --compile on or --compile regions")
+COMPILED = _nested("use --compile on or --compile regions", "instead")
 ROWS: dict[str, Rule] = {
     "compute_environment": _environment,
     "distributed_type": _kind,
@@ -161,8 +163,8 @@ ROWS: dict[str, Rule] = {
     "fp8_config": _nested("use precision bf16"),
     "megatron_lm_config": _nested("there is no Megatron-LM here"),
     "use_megatron_lm": none("there is no Megatron-LM here"),
-    "parallelism_config": _nested(MESH),
-    "use_parallelism_config": none(MESH),
+    "parallelism_config": _nested(MESH, "instead"),
+    "use_parallelism_config": instead(MESH),
 }
 SECTION_ROWS: dict[str, Rule] = {
     "zero_stage": fact("zero_stage", whole),

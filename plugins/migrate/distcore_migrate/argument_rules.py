@@ -19,6 +19,8 @@ OPTIMIZERS = {
     "paged_lion_32bit": "lion",
 }
 """``optim`` to ``optimizer.name``."""
+EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
+"""``optim`` that are AdamW with moments in 8 bits."""
 TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
 """``report_to`` to the extension that does it."""
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error"}
@@ -28,6 +30,9 @@ def optimizer(draft: Draft, name: str, value: Any) -> None:
     """Set the optimizer of the same mathematics, or say which there are."""
     if value in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[value], name)
+    elif value in EIGHT_BITS:
+        draft.note("instead", written(name, value), "left at the default, adamw; --optimizer adamw8bit keeps its "
+                   "moments in 8 bits")  # fmt: skip
     else:
         known = ", ".join(sorted(set(OPTIMIZERS.values())))
         draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here are {known}")

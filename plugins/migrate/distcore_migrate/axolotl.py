@@ -6,7 +6,7 @@ from typing import Any
 
 from distcore_migrate import lora_rules, preferences, trl
 from distcore_migrate.argument_rules import OPTIMIZERS
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, no_effect, none, to, whole, written
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, instead, no_effect, none, to, whole, written
 from distcore_migrate.script import Script
 
 ALPACA = {"task_options.columns.prompt": "instruction", "task_options.columns.completion": "output"}
@@ -92,7 +92,9 @@ def _pairs(draft: Draft, name: str, value: Any) -> None:
 def _optimizer(draft: Draft, name: str, value: Any) -> None:
     if value in QUANTIZED_STATE:
         draft.set("optimizer.name", "adamw", name)
-        draft.note("differs", written(name, value), "with its whole state in fp32")
+        draft.note(
+            "differs", written(name, value), "with its whole state in fp32; --optimizer adamw8bit keeps it in 8 bits"
+        )
     elif value in OPTIMIZERS or value in ("adamw", "muon", "lion", "sgd", "adafactor"):
         draft.set("optimizer.name", OPTIMIZERS.get(value, value), name)
     else:
@@ -115,7 +117,7 @@ def _held_out(draft: Draft, name: str, value: Any) -> None:
     if value and float(value) < 1:
         draft.set("task_options.eval_fraction", float(value), name)
     elif value:
-        draft.note("none", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
+        draft.note("instead", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
     else:
         draft.note("differs", written(name, value), "a part of the rows is kept for evaluation all the same")
 
@@ -145,7 +147,7 @@ def _fsdp(draft: Draft, name: str, value: Any) -> None:
         draft.keep("fsdp", value, name)
 
 
-PER_EPOCH = none("eval_every and save_every count optimizer steps")
+PER_EPOCH = instead("eval_every and save_every count optimizer steps")
 ROWS: dict[str, Rule] = trl.ROWS | {
     "base_model": fact("model"),
     "base_model_config": fact("config_name"),
@@ -154,7 +156,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "processor_type": no_effect("a language model has no processor"),
     "tokenizer_config": fact("tokenizer_name"),
     "datasets": _datasets,
-    "test_datasets": none("--eval-data FILE"),
+    "test_datasets": instead("--eval-data FILE"),
     "pretraining_dataset": _datasets,
     "dataset_prepared_path": trl.PREPARED,
     "val_set_size": _held_out,
@@ -167,7 +169,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "lora_target_linear": no_effect("every linear layer but the head, unless lora_target_modules names some"),
     "lora_modules_to_save": trl.ROWS["lora_modules_to_save"],
     "micro_batch_size": fact("per_device", whole),
-    "batch_size": none("micro_batch_size and gradient_accumulation_steps say it"),
+    "batch_size": instead("micro_batch_size and gradient_accumulation_steps say it"),
     "num_epochs": fact("epochs", float),
     "optimizer": _optimizer,
     "lr_scheduler": fact("schedule"),
@@ -193,7 +195,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "fsdp": _fsdp,
     "fsdp_config": _fsdp_config,
     "fsdp_version": no_effect("the strategy is FSDP2"),
-    "unfrozen_parameters": none("--freeze takes a pattern of the parameters that stay"),
+    "unfrozen_parameters": instead("--freeze takes a pattern of the parameters that stay"),
     "early_stopping_patience": to("patience", whole),
 } | dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "lora_mlp_kernel",
                    "lora_qkv_kernel", "lora_o_kernel", "liger_fused_linear_cross_entropy"), trl.KERNELS)  # fmt: skip

@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(made.text, end="")
     if made.no_equal:
         print(f"no equal here: {'; '.join(made.no_equal)}", file=sys.stderr)
+    if made.instead:
+        print(f"asked for in another way here: {'; '.join(made.instead)}; the file says how", file=sys.stderr)
     if made.start:
         print(f"start it by: distcore train {arguments.out or 'FILE'} {shlex.join(made.start)}", file=sys.stderr)
     print(f"{len(made.differs)} things mean something else; the comments of the file say what", file=sys.stderr)

@@ -8,12 +8,14 @@ from distcore import ConfigError
 from distcore_migrate.draft import (
     OFF,
     Draft,
+    Kind,
     Rule,
     Tree,
     apply,
     converted,
     fact,
     flag,
+    instead,
     no_effect,
     none,
     to,
@@ -58,12 +60,12 @@ def _unless_auto(rule: Rule) -> Rule:
     return inner
 
 
-def _enabled(why: str) -> Rule:
+def _enabled(why: str, kind: Kind = "none") -> Rule:
     """A section that the strategy refuses where it is on."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         on = value.get("enabled") if isinstance(value, dict) else value
-        draft.note("none" if on not in OFF else "off", name, why if on not in OFF else "")
+        draft.note(kind if on not in OFF else "off", name, why if on not in OFF else "")
 
     return rule
 
@@ -186,6 +188,9 @@ def _optimizer(draft: Draft, name: str, value: Tree) -> None:
         _left_out(draft, name, params if params.get("torch_adam") is not True else params | {"weight_decay": 0.01})
     if kind in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[kind], f"{name}.type")
+    elif kind == "Muon":
+        draft.note("instead", f"{name}.type = Muon", "written as adamw; --optimizer muon takes another strategy, such "
+                   "as fsdp")  # fmt: skip
     elif kind is not None:
         draft.note("none", written(f"{name}.type", kind), f"written as adamw; taken are {', '.join(OPTIMIZERS)}")
     apply(draft, OPTIMIZER_ROWS, params, "optimizer.params", f"{name}.params.")
@@ -194,7 +199,7 @@ def _optimizer(draft: Draft, name: str, value: Tree) -> None:
 def _scheduler(draft: Draft, name: str, value: Tree) -> None:
     kind, given = value.get("type"), dict(value.get("params") or {})
     if kind not in ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest"):
-        draft.note("none", written(f"{name}.type", kind), "schedule.name says the schedule")
+        draft.note("instead", written(f"{name}.type", kind), "schedule.name says the schedule")
         return
     draft.set(f"{OPTIONS}scheduler", kind, f"{name}.type")
     asked = {key: number for key, number in given.items() if number != AUTO}
@@ -265,29 +270,29 @@ ROWS: dict[str, Rule] = {
     "zero_allow_untested_optimizer": _as_it_is,
     "zero_force_ds_cpu_optimizer": no_effect("the strategy says it, by the optimizer that is used"),
     "dataloader_drop_last": none("the last step of an epoch takes the rows that are left"),
-    "amp": _enabled("there is no apex here; use bf16 or fp16"),
-    "autotuning": _enabled("distcore tune CONFIG finds the fastest setting"),
-    "torch_autocast": _enabled("bf16 or fp16 say the precision"),
+    "amp": _enabled("there is no apex here; --precision bf16 or fp16", "instead"),
+    "autotuning": _enabled("distcore tune CONFIG finds the fastest setting", "instead"),
+    "torch_autocast": _enabled("--precision bf16 or fp16", "instead"),
     "data_efficiency": _enabled("the sampler is distcore's"),
     "curriculum_learning": _enabled("the sampler is distcore's"),
     "hybrid_engine": _enabled(REFUSED),
     "compression_training": none(REFUSED),
-    "compile": none("--compile on, or --compile regions, compiles the model"),
+    "compile": instead("--compile on, or --compile regions, compiles the model"),
     "expert_parallel": none(REFUSED),
     "use_data_before_expert_parallelism": none(REFUSED),
     "weight_quantization": none(REFUSED),
     "vocabulary_size": none("the model knows its vocabulary"),
     "managed_gradient_accumulation": none("the loop accumulates", off=(True,)),
-    "seq_parallel_communication_data_type": none(MESH),
+    "seq_parallel_communication_data_type": instead(MESH),
     "elasticity": _enabled("a checkpoint goes on at any number of ranks"),
     "eigenvalue": _enabled(REFUSED),
     "progressive_layer_drop": _enabled(REFUSED),
     "quantize_training": _enabled(REFUSED),
     "sparse_attention": GONE,
     "sparse_gradients": none("gradients are dense"),
-    "pipeline": none(MESH),
-    "tensor_parallel": none(MESH),
-    "sequence_parallel_size": none(MESH, off=(1,)),
+    "pipeline": instead(MESH),
+    "tensor_parallel": instead(MESH),
+    "sequence_parallel_size": instead(MESH, off=(1,)),
     "gradient_allreduce_op": none("gradients are averaged over ranks", off=("mean",)),
     "disable_allgather": none("ZeRO gathers what it has spread"),
 }

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from distcore import ConfigError, nearest
 
 Tree = dict[str, Any]
-Kind = Literal["none", "differs", "open", "start", "idle", "off"]
-"""``none``: has no equal here. ``differs``: is there, and means something else. ``open``: no source says it. ``start``:
-became a flag of the command that starts the run. ``idle``: has no effect here. ``off``: asks for nothing."""
+Kind = Literal["none", "instead", "differs", "open", "start", "idle", "off"]
+"""``none``: has no equal here. ``instead``: a flag, key or command does it that the user is to give. ``differs``: is there,
+and means something else. ``open``: no source says it. ``start``: became a flag of the command that starts the run.
+``idle``: has no effect here. ``off``: asks for nothing."""
 OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
 """Values by which a key asks for nothing."""
 
@@ -86,6 +87,10 @@ class Draft:
         if (note := Note(kind, about, text)) not in self.notes:
             self.notes.append(note)
 
+    def about(self, kind: Kind) -> tuple[str, ...]:
+        """Return the subjects of the notes of one kind."""
+        return tuple(note.about for note in self.notes if note.kind == kind)
+
     def note_fact(self, kind: Kind, name: str, text: str = "") -> None:
         """Say something about a fact, if some source has it."""
         if name in self.facts:
@@ -131,12 +136,20 @@ def fact(name: str, convert: Callable[[Any], Any] | None = None) -> Rule:
     return rule
 
 
-def none(instead: str, off: tuple[Any, ...] = ()) -> Rule:
-    """The key has no equal; ``instead`` is the advice. A value in ``off`` needs no advice."""
+def none(advice: str, off: tuple[Any, ...] = ()) -> Rule:
+    """The key has no equal; ``advice`` says why, or what to do. A value in ``off`` needs no advice."""
+    return _asking("none", advice, off)
 
+
+def instead(advice: str, off: tuple[Any, ...] = ()) -> Rule:
+    """The key has an equal that the file does not have; ``advice`` names it. A value in ``off`` needs no advice."""
+    return _asking("instead", advice, off)
+
+
+def _asking(kind: Kind, advice: str, off: tuple[Any, ...]) -> Rule:
     def rule(draft: Draft, name: str, value: Any) -> None:
         asks = value not in (*OFF, *off)
-        draft.note("none" if asks else "off", written(name, value) if asks else name, instead if asks else "")
+        draft.note(kind if asks else "off", written(name, value) if asks else name, advice if asks else "")
 
     return rule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, no_effect, none, whole
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, instead, no_effect, none, whole
 
 OPTIONS = "strategy_options."
 SHARDING = {
@@ -88,7 +88,7 @@ ROWS: dict[str, Rule] = {
     "sync_module_states": BUILT,
     "cpu_ram_efficient_loading": BUILT,
     "ignored_modules": none("freeze leaves parameters out of training"),
-    "mixed_precision_policy": none("strategy_options.param_dtype and reduce_dtype say it"),
+    "mixed_precision_policy": instead("strategy_options.param_dtype and reduce_dtype say it"),
     "xla": none("there is no XLA here; --device takes what torch.accelerator sees"),
     "xla_fsdp_v2": none("there is no XLA here; --device takes what torch.accelerator sees"),
     "xla_fsdp_settings": none("there is no XLA here; --device takes what torch.accelerator sees"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distcore_migrate import accelerate_config
-from distcore_migrate.draft import Draft, Rule, fact, no_effect, none, start_flag, to, whole, written
+from distcore_migrate.draft import Draft, Rule, fact, instead, no_effect, start_flag, to, whole, written
 from distcore_migrate.flag_parsing import Flags
 
 ONE_EACH = "one process per device; --nproc N says how many these are"
@@ -95,7 +95,7 @@ DEEPSPEED_ROWS: dict[str, Rule] = {
     "launcher_args": _launcher_arguments,
     "min_elastic_nodes": fact("least_machines", whole),
     "max_elastic_nodes": fact("most_machines", whole),
-    "autotuning": none("distcore tune CONFIG finds the fastest setting"),
+    "autotuning": instead("distcore tune CONFIG finds the fastest setting"),
     "enable_each_rank_log": LOGS,
     "bind_cores_to_rank": start_flag("--bind-cores"),
     "bind_core_list": start_flag("--bind-core-list", "{}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, no_effect, none, to, whole, written
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, instead, no_effect, to, whole, written
 from distcore_migrate.script import Script
 
 SECTIONS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path", "fit"})
@@ -109,12 +109,12 @@ ROWS: dict[str, Rule] = {
     "trainer.gradient_clip_val, by value": _positive(to("clip.value", float)),
     "trainer.gradient_clip_algorithm": no_effect("it says whether clip.norm or clip.value is set"),
     "trainer.log_every_n_steps": _positive(to("log_every", whole)),
-    "trainer.val_check_interval": none("eval_every counts optimizer steps"),
+    "trainer.val_check_interval": instead("eval_every counts optimizer steps"),
     "trainer.check_val_every_n_epoch": no_effect("a run evaluates at the ends of its epochs"),
     "trainer.deterministic": _positive(to("deterministic", bool)),
     "trainer.default_root_dir": _positive(to("out", str)),
     "trainer.callbacks": OBJECT,
-    "trainer.logger": none("extensions.tensorboard, extensions.wandb or extensions.mlflow"),
+    "trainer.logger": instead("extensions.tensorboard, extensions.wandb or extensions.mlflow"),
     "trainer.enable_checkpointing": OBJECT,
     "trainer.enable_progress_bar": OBJECT,
     "trainer.enable_model_summary": OBJECT,
@@ -132,7 +132,9 @@ ROWS: dict[str, Rule] = {
     "optimizer.init_args.momentum": to("optimizer.momentum", float),
     "optimizer.init_args.nesterov": to("optimizer.nesterov", bool),
     "lr_scheduler": _scheduler,
-    "ckpt_path": none("a checkpoint of Lightning is not read; give weights as --model"),
+    "ckpt_path": instead(
+        "distcore migrate CONFIG --checkpoint FILE --out RUN makes it a run, for --out RUN --resume auto"
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from distcore import ConfigError
 from distcore_migrate import lora_rules, preferences, trl
+from distcore_migrate.argument_rules import on
 from distcore_migrate.draft import Draft, Rule, Tree, fact, no_effect, none, to, whole, written
 from distcore_migrate.script import Script
 
@@ -33,7 +34,7 @@ def _part(draft: Draft, name: str, value: Any) -> None:
     if value and float(value) < 1:
         draft.set("task_options.eval_fraction", float(value), name)
     elif value:
-        draft.note("none", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
+        draft.note("instead", written(name, value), "eval_fraction is a part of the rows, such as 0.1")
     else:
         draft.note("off", name)
 
@@ -67,7 +68,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "use_galore": OWN,
     "use_apollo": OWN,
     "use_badam": OWN,
-    "use_muon": none("--optimizer muon"),
+    "use_muon": on("optimizer.name", "muon"),
     "ray_run_name": no_effect("the run folder names the run"),
     "ray_num_workers": fact("processes", whole),
 }

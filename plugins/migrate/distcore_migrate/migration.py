@@ -43,6 +43,8 @@ class Migration:
     """The config that the file loads as."""
     no_equal: tuple[str, ...]
     """The keys that have no equal, with their values."""
+    instead: tuple[str, ...]
+    """The keys whose equal is to be asked for in another way, with their values."""
     differs: tuple[str, ...]
     """The keys that mean something else."""
     start: tuple[str, ...] = ()
@@ -84,8 +86,9 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     return Migration(
         text=page(draft, sources),
         config=config,
-        no_equal=tuple(note.about for note in draft.notes if note.kind == "none"),
-        differs=tuple(note.about for note in draft.notes if note.kind == "differs"),
+        no_equal=draft.about("none"),
+        instead=draft.about("instead"),
+        differs=draft.about("differs"),
         start=tuple(draft.start),
     )
 
@@ -143,7 +146,8 @@ def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: b
     is_said = ranks > 1 or ("processes" in draft.facts and draft.values.get("strategy"))
     if is_said and "elsewhere" not in draft.facts and draft.values.get("strategy") not in ("single", "dp"):
         draft.set("nproc", ranks, draft.origin("processes") or "--nproc")
-    draft.note_fact("idle", "processes", "one process, or one for each device")
+    if "nproc" not in draft.values and "elsewhere" not in draft.facts:
+        draft.note_fact("idle", "processes", "one process, or one for each device")
 
 
 def _asks(draft: Draft, name: str) -> bool:

@@ -16,6 +16,7 @@ WIDTH = 110
 HEADINGS: dict[Kind, str] = {
     "open": "Said by no source:",
     "none": "Has no equal here:",
+    "instead": "Is asked for in another way here:",
     "differs": "Means something else here:",
     "start": "Flags of the command that starts it, below:",
     "idle": "Without effect here:",

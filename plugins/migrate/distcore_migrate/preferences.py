@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, no_effect, none, to
+from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, instead, no_effect, none, to
 from distcore_migrate.script import Script
 
 LOSSES = {"sigmoid": "dpo", "dpo": "dpo", "ipo": "ipo", "hinge": "hinge", "kto_pair": "kto", "kto": "kto"}
@@ -35,7 +35,7 @@ PAIR_ROWS: dict[str, Rule] = {
     "max_prompt_length": CUT,
     "max_completion_length": CUT,
     "truncation_mode": none("the end of an answer is cut", off=("keep_start",)),
-    "generate_during_eval": none("evaluation judges the answers of its rows; distcore predict does so for a file"),
+    "generate_during_eval": instead("evaluation judges the answers of its rows; distcore predict does so for a file"),
 } | dict.fromkeys(("pad_to_multiple_of", "padding_value", "label_pad_token_id"), PADDED)  # fmt: skip
 PREFERENCE_ROWS: dict[str, Rule] = (
     PAIR_ROWS

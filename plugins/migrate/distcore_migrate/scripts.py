@@ -6,10 +6,10 @@ from typing import Any
 
 from distcore_migrate import plain_scripts, trl
 from distcore_migrate.accelerate_config import ROWS as LAUNCHED
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, flag, no_effect, none, to, whole
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, flag, instead, no_effect, none, to, whole
 from distcore_migrate.script import Script as Script
 
-BEAMS = none("generation_config.json of the model's folder may have num_beams, which generation takes", off=(1,))
+BEAMS = instead("generation_config.json of the model's folder may have num_beams, which generation takes", off=(1,))
 LIMIT = none("cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT")
 PADDED = no_effect("rows are padded to the longest of their micro-batch, and padding takes no part in the loss")
 REVISION = none("download that revision into a folder and give it as model", off=("main",))
@@ -75,8 +75,8 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "label_column_name": to(f"{OPTIONS}columns.label", str),
         "train_split_name": fact("train_split"),
         "validation_split_name": fact("validation_split"),
-        "test_split_name": none("test_data takes a split, NAME@SPLIT"),
-        "remove_splits": none("data and eval_data take a split, NAME@SPLIT"),
+        "test_split_name": instead("test_data takes a split, NAME@SPLIT"),
+        "remove_splits": instead("data and eval_data take a split, NAME@SPLIT"),
         "remove_columns": no_effect("the columns of the task are read, and no others"),
         "shuffle_train_dataset": no_effect("rows are shuffled anew in each epoch"),
         "shuffle_seed": no_effect("one seed serves all"),
@@ -112,7 +112,7 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "max_source_length": to(f"{OPTIONS}max_seq_len", whole),
         "max_target_length": to(f"{OPTIONS}max_target_len", whole),
         "num_beams": BEAMS,
-        "val_min_target_length": none("generation_config.json of the model's folder may have min_length"),
+        "val_min_target_length": instead("generation_config.json of the model's folder may have min_length"),
         "n_val_batch_generations": no_effect("distcore predict writes what the model says to every row"),
         "n_train": LIMIT,
         "n_val": LIMIT,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distcore_migrate.argument_rules import deepspeed, level, on, optimizer, precision, sampling, trackers
-from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, flag, no_effect, none, to, whole
+from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, flag, instead, no_effect, none, to, whole
 from distcore_migrate.flag_parsing import abbreviated
 
 DEFAULTS: Tree = {
@@ -23,9 +23,9 @@ DEFAULTS: Tree = {
 }
 """The Trainer's defaults that differ from distcore's."""
 
-RESUME = none("no checkpoint of the Trainer is read; to start from its weights, give its folder as model")
+RESUME = instead("distcore migrate CONFIG --checkpoint FOLDER --out RUN makes it a run, for --out RUN --resume auto")
 OWN_TASK = "the loss of a task of your own may do it"
-HUB = none("export a folder (distcore checkpoint export) and upload that")
+HUB = instead("export a folder (distcore checkpoint export) and upload that")
 APEX = "there is no apex here, nor in transformers 5: fp16 is torch's autocast, or the strategy's own"
 BEAMS = "generation_config.json of the model's folder may have num_beams, which generation takes"
 MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"
@@ -58,7 +58,7 @@ ROWS: dict[str, Rule] = {
     "per_gpu_eval_batch_size": no_effect("evaluation takes the micro-batch of training"),
     "train_batch_size": no_effect("per_device_train_batch_size says it"),
     "eval_batch_size": no_effect("evaluation takes the micro-batch of training"),
-    "auto_find_batch_size": none("give a micro_batch_size that fits"),
+    "auto_find_batch_size": instead("give a micro_batch_size that fits"),
     "group_by_length": on("loader.length_grouping", "window"),
     "train_sampling_strategy": sampling,
     "length_column_name": no_effect("lengths are counted in tokens"),
@@ -74,13 +74,13 @@ ROWS: dict[str, Rule] = {
     "average_tokens_across_devices": fact("average_tokens"),
     # optimizer
     "optim": optimizer,
-    "optim_args": none("optimizer.betas and optimizer.eps are keys of their own"),
+    "optim_args": instead("optimizer.betas and optimizer.eps are keys of their own"),
     "optim_target_modules": none("freeze takes a pattern of parameter names"),
     "weight_decay": to("optimizer.weight_decay", float),
     "adam_beta1": fact("beta1", float),
     "adam_beta2": fact("beta2", float),
     "adam_epsilon": to("optimizer.eps", float),
-    "adafactor": none("written as adamw; optim = adafactor says it"),
+    "adafactor": instead("written as adamw; --optimizer adafactor"),
     "max_grad_norm": to("clip.norm", lambda norm: float(norm) or None),
     "label_smoothing_factor": fact("label_smoothing", float),
     "neftune_noise_alpha": none(OWN_TASK),
@@ -102,7 +102,7 @@ ROWS: dict[str, Rule] = {
     "torch_compile": on("compile", "on"),
     "torch_compile_backend": none("compile compiles with inductor, in its default mode"),
     "torch_compile_mode": none("compile compiles with inductor, in its default mode"),
-    "torchdynamo": none("use --compile on or --compile regions"),
+    "torchdynamo": instead("use --compile on or --compile regions"),
     "use_liger_kernel": none("a task of your own may build its model so"),
     "liger_kernel_config": none("a task of your own may build its model so"),
     "use_cache": no_effect("only generation keeps keys and values"),
@@ -117,7 +117,7 @@ ROWS: dict[str, Rule] = {
     "evaluate_during_training": none("say eval_strategy"),
     "eval_steps": fact("eval_steps", float),
     "eval_delay": none("eval_every counts from the first step", off=(0, 0.0)),
-    "eval_on_start": none("evaluate the model itself with distcore eval, or compare from the first evaluation on"),
+    "eval_on_start": instead("evaluate the model itself with distcore eval, or compare from the first evaluation on"),
     "prediction_loss_only": no_effect("metrics cost no pass of their own"),
     "eval_do_concat_batches": COLLECTED,
     "eval_use_gather_object": COLLECTED,
@@ -127,10 +127,10 @@ ROWS: dict[str, Rule] = {
     "include_inputs_for_metrics": none("the report of a task of your own gets rows and outputs"),
     "metric_for_best_model": fact("best_metric"),
     "greater_is_better": no_effect("a metric knows which way is better"),
-    "load_best_model_at_end": none("the final test is of the last weights; distcore eval --best takes the best"),
+    "load_best_model_at_end": instead("the final test is of the last weights; distcore eval --best takes the best"),
     "predict_with_generate": fact("generate", flag),
     "generation_max_length": fact("generation_length", whole),
-    "generation_num_beams": none(BEAMS, off=(1,)),
+    "generation_num_beams": instead(BEAMS, off=(1,)),
     "generation_config": none("max_new_tokens is the option of the task"),
     # logs and checkpoints
     "logging_dir": no_effect("the run folder holds the logs"),
@@ -156,7 +156,9 @@ ROWS: dict[str, Rule] = {
     "save_steps": fact("save_steps", float),
     "save_total_limit": fact("save_total_limit", whole),
     "save_safetensors": no_effect("checkpoints are safetensors and JSON"),
-    "save_only_model": none("a checkpoint holds all that a resume needs; checkpoint export writes the model alone"),
+    "save_only_model": instead(
+        "a checkpoint holds all that a resume needs; distcore checkpoint export writes the model alone"
+    ),
     "save_on_each_node": no_effect("each rank writes its own piece, once"),
     "enable_jit_checkpoint": no_effect("SIGTERM stops a run after a checkpoint as it is"),
     # the loader
@@ -187,14 +189,14 @@ ROWS: dict[str, Rule] = {
     "fsdp_config": fact("fsdp_config"),
     "fsdp_min_num_params": fact("fsdp_min_num_params"),
     "fsdp_transformer_layer_cls_to_wrap": fact("fsdp_transformer_layer_cls_to_wrap"),
-    "sharded_ddp": none("say --strategy fsdp"),
+    "sharded_ddp": instead("say --strategy fsdp"),
     "deepspeed": deepspeed,
     "deepspeed_config": fact("deepspeed"),
-    "parallelism_config": none(MESH),
+    "parallelism_config": instead(MESH),
     "tpu_num_cores": none("there is no XLA here; --device takes what torch.accelerator sees"),
     "tpu_metrics_debug": none("there is no XLA here; --device takes what torch.accelerator sees"),
-    "debug": none("--profile and the NaN guard are extensions", off=([],)),
-    "ray_scope": none("--sweep is a grid of runs", off=("last",)),
+    "debug": instead("--profile and the NaN guard are extensions", off=([],)),
+    "ray_scope": instead("--sweep is a grid of runs", off=("last",)),
     "use_legacy_prediction_loop": no_effect("there is one evaluation loop"),
     # the hub
     "push_to_hub": HUB,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distcore_migrate import lora_rules, preferences
-from distcore_migrate.draft import Rule, fact, flag, no_effect, none, to, whole
+from distcore_migrate.draft import Rule, fact, flag, instead, no_effect, none, to, whole
 from distcore_migrate.script import Script
 
 TEMPLATE = none("the chat template of the model's tokenizer is used: put one into its folder, chat_template.jinja")
@@ -14,7 +14,7 @@ ROWS: dict[str, Rule] = lora_rules.ROWS | {
     "use_peft": lora_rules.switch(True),
     "lora_task_type": no_effect("the task says it"),
     "lora_modules_to_save": none("LoRA trains its matrices, and the head of a classifier"),
-    "use_rslora": none("lora.alpha / lora.rank is the factor"),
+    "use_rslora": instead("lora.alpha / lora.rank is the factor"),
     "use_dora": none("LoRA is the plain form"),
     "use_bnb_nested_quant": lora_rules.QUANTIZED,
     "bnb_4bit_quant_type": no_effect("base weights are not quantized here"),

@@ -12,19 +12,36 @@ from distcore.cli.commands import OWN
 from distcore.cli.flags import FLAGS
 from distcore.cli.launcher_flags import FLAGS as START
 from distcore.config import flatten
-from distcore_migrate import accelerate_config, deepspeed_config, fsdp_config, launcher_flags, training_arguments
+from distcore_migrate import (
+    accelerate_config,
+    axolotl,
+    deepspeed_config,
+    fsdp_config,
+    launcher_flags,
+    lightning,
+    llama_factory,
+    preferences,
+    training_arguments,
+    trl,
+)
 from distcore_migrate.draft import Draft, Rule
 from distcore_migrate.scripts import DATA_ROWS, MODEL_ROWS, NO_TRAINER_ROWS, TASK_ROWS
 
 TABLES: dict[str, Mapping[str, Rule]] = {
     "TrainingArguments": training_arguments.ROWS,
-    "accelerate": accelerate_config.ROWS,
+    "accelerate config": accelerate_config.ROWS,
     "accelerate's deepspeed_config": accelerate_config.SECTION_ROWS,
     "DeepSpeed": deepspeed_config.ROWS,
     "fsdp": fsdp_config.ROWS,
     "models": MODEL_ROWS,
     "data": DATA_ROWS,
     "scripts": NO_TRAINER_ROWS,
+    "TRL": trl.ROWS,
+    "Axolotl": axolotl.ROWS,
+    "LLaMA-Factory": llama_factory.ROWS,
+    "Lightning": lightning.ROWS,
+    "preferences": preferences.PREFERENCE_ROWS,
+    "rewards": preferences.REWARD_ROWS,
     **{f"task {name}": rows for name, rows in TASK_ROWS.items()},
     **{program: known.rows for program, known in launcher_flags.PROGRAMS.items()},
 }
@@ -71,15 +88,57 @@ def test_what_is_here_is_not_called_missing(table: str) -> None:
 
 EXCUSED = {
     "data_seed", "deterministic", "debug", "seed", "device", "module", "launcher", "timeout", "log_level", "task_name",
-    "checkpoint", "preset", "set", "env", "quiet",
+    "checkpoint", "preset", "set", "env", "quiet", "optimizer", "packing",
 }  # fmt: skip
 """Names that mean something else there."""
+
+
+OURS = re.compile(r"(?<!\w)--[a-z][a-z-]+|\bdistcore [a-z]+|\b[a-z]\w+\.[a-z]\w+\b|\b[a-z]+_[a-z_]+\b")
+"""A flag, a command, a dotted key or another name with an underscore in an answer."""
+NAMED = {
+    "tpu", "tpu_num_cores", "tpu_metrics_debug", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt",
+    "use_peft", "adapter", "finetuning_type", "use_galore", "use_apollo", "use_badam", "adapter_name_or_path",
+    "lora_model_dir", "pure_bf16", "trainer.strategy", "activation_offloading", "eval_delay",
+    "optimizer.class_path", "lr_scheduler", "max_prompt_length", "max_completion_length", "resize_position_embeddings",
+    "generation_config",
+}  # fmt: skip
+"""Arguments without an equal whose answer names what else there is."""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_has_an_equal_is_not_listed_without_one(table: str) -> None:
+    """An answer of the kind "no equal" names no flag, key or command that does the same."""
+    known = KEYS | {"generation_config.json", "strategy_options.param_dtype", "eval_fraction"}
+    for name, kind, text in answers(TABLES[table]):
+        named = {word for word in OURS.findall(text) if word.startswith(("--", "distcore ")) or word in known}
+        named -= {word for word in named if word.startswith("distcore ") and word.split()[1] not in COMMANDS}
+        assert kind != "none" or not named or name in NAMED, f"{name}: {named}"
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("DeepSpeed", "autotuning", {"enabled": True}),
+        ("DeepSpeed", "optimizer", {"type": "Muon"}),
+        ("deepspeed", "autotuning", "tune"),
+        ("task seq2seq", "num_beams", 4),
+        ("accelerate config", "parallelism_config", {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 2}),
+        ("accelerate config", "dynamo_backend", "inductor"),
+        ("TrainingArguments", "resume_from_checkpoint", "runs/checkpoint-500"),
+        ("TrainingArguments", "optim", "adamw_bnb_8bit"),
+        ("Lightning", "ckpt_path", "last.ckpt"),
+    ],
+)
+def test_what_is_asked_for_in_another_way_has_a_kind_of_its_own(table: str, name: str, value: object) -> None:
+    draft = Draft()
+    TABLES[table][name](draft, name, value)
+    assert {note.kind for note in draft.notes} - {"differs"} == {"instead"}
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_flag_key_and_command_of_an_answer_is_there(table: str) -> None:
     flags = {flag.name for flag in FLAGS} | set(START) | {"--profile", "--sweep", "--set", "--best"}
-    flags |= {"--model", "--data", "--task", "--nproc", "--to"}
+    flags |= {"--model", "--data", "--task", "--nproc", "--to", "--checkpoint", "--eval-data"}
     for name, _, text in answers(TABLES[table]):
         for flag in re.findall(r"(?<!\w)--[a-z][a-z-]+", text):
             assert flag in flags, f"{name}: {flag}"

@@ -178,6 +178,7 @@ def test_the_launch_part_of_a_line(line: str, expected: dict[str, Any], start: s
     tree = made.config.model_dump(mode="json")
     assert {key: tree[key] for key in expected} == expected
     assert shlex.join(made.start) == shlex.join(shlex.split(start))
+    assert "one process, or one for each device" not in made.text or tree["nproc"] == "auto"
     flags = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in shlex.split(line) if word[:2] == "--"]
     known = {"nnode": "nnodes", "allow_run_as_root": "", "local_rank": ""}
     assert not [flag for flag in flags if known.get(flag, flag) not in made.text]
