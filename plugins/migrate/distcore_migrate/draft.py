@@ -10,7 +10,7 @@ from distcore import ConfigError, nearest
 
 Tree = dict[str, Any]
 Kind = Literal["none", "instead", "differs", "open", "start", "idle", "off"]
-"""``none``: has no equal here. ``instead``: a flag, key or command does it, which the user gives. ``differs``: is there,
+"""``none``: has no equal here. ``instead``: a flag, key or command that the user gives does it. ``differs``: is there,
 and means something else. ``open``: no source says it. ``start``: became a flag of the command that starts the run.
 ``idle``: has no effect here. ``off``: asks for nothing."""
 OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
