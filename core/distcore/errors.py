@@ -145,7 +145,7 @@ def here_it_is(word: str, known: Container[str]) -> str:
     table = dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
     flag, _, key = table.get(f"--{word.lstrip('-')}".replace("_", "-"), "").partition(" | ")
     here = flag if word.startswith("-") else key or _with_keys(flag)
-    return f" (here it is {here})" if re.split("[ ,.=]", here)[0] in known else ""
+    return f" (here it is {here})" if re.split("[ ,.;=]", here)[0] in known else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -154,8 +154,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     # To difflib alone a letter that is missing is less than one that is wrong, and the hyphens of flags are letters.
     match = next((name for name in names if _is_slip(word, name)), None)
     if match is None:
-        bare = {name.lstrip("-"): name for name in names}
-        match = next(map(bare.get, difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.7)), None)
+        bare = {name.lstrip("-").lower(): name for name in names}
+        match = next(map(bare.get, difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.7)), None)
     return f" (did you mean {match!r}?)" if match else ""
 
 

@@ -141,7 +141,7 @@ def test_a_word_of_another_library_is_named_by_what_there_is(line: str) -> None:
     if not key and flag in keys:
         assert keys[flag].removeprefix("task_options.") == flag[2:].replace("-", "_")
     for key, value in re.findall(r"--set (\S+)=(\S+)", here):
-        load_config(None, {key: {"VALUE": 0.1, "N": 1, "NAME": "cosine", "true": True}[value]})
+        load_config(None, {key: {"VALUE": 0.1, "N": 1, "NAME": "cosine", "true": True, "FILE": "f.json"}[value]})
 
 
 @pytest.mark.parametrize(

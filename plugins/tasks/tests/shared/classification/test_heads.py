@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {
 def options_of(folder: Path, *classes: str) -> TextOptions:
     """Options of a model whose head is for these classes."""
     names = dict(enumerate(classes))
-    shape = BertConfig(**SIZES, max_position_embeddings=32, id2label=names, num_labels=len(classes))
+    shape = BertConfig(**SIZES, max_position_embeddings=32, id2label=names)
     BertForSequenceClassification(shape).save_pretrained(folder / "model")
     as_transformers(train_wordpiece(["a few words of food"], 64)).save_pretrained(folder / "model")
     rows = [[f"{name} food", name] for name in ("food", "money", "sport") for _ in range(4)]
