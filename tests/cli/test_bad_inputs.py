@@ -98,7 +98,7 @@ COMMAND_LINE = {
     f"{JOB} --global-batch 8": r"unknown flag '--global-batch'",
     f"{JOB} --learning-rate 1": r"unknown flag '--learning-rate' \(here it is --lr\);",
     f"{JOB} --batch-size=8": r"unknown flag '--batch-size' \(here it is --global-batch-size\);",
-    f"{JOB} --per_device_train_batch_size 8": r"\(here it is --micro-batch-size; the rows of a step, .*--global-batch-size\);",
+    f"{JOB} --per_device_train_batch_size 8": r"\(here it is --micro-batch-size; the rows .*--global-batch-size\);",
     f"{JOB} --warmup-ratio 0.1": r"\(here it is --warmup, with a number below 1\);",
     "eval run --batch-size 8": r"unknown flag '--batch-size'; distcore eval --help",
     f"{JOB} --epochs": r"--epochs: expected one argument \(distcore train --help",
