@@ -79,6 +79,13 @@ def _gpus(draft: Draft, name: str, value: Any) -> None:
         draft.note("none", written(name, value), f"start it with CUDA_VISIBLE_DEVICES={value}")
 
 
+def rank_of_machine(draft: Draft, name: str, value: Any) -> None:
+    """Keep the number of this machine, which must fit the number of machines."""
+    LAUNCHER(draft, name, value)
+    if str(value).isdigit():
+        draft.keep("rank_of_machine", int(value), name)
+
+
 def _environment(draft: Draft, name: str, value: Any) -> None:
     if value == "LOCAL_MACHINE":
         draft.note("off", name)
@@ -117,7 +124,7 @@ ROWS: dict[str, Rule] = {
     "use_cpu": _cpu,
     "cpu": _cpu,
     "gpu_ids": _gpus,
-    "machine_rank": LAUNCHER,
+    "machine_rank": rank_of_machine,
     "main_process_ip": fact("address"),
     "main_process_port": fact("port"),
     "rdzv_backend": LAUNCHER,

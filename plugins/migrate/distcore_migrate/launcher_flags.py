@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from distcore import ConfigError
 from distcore_migrate import accelerate_config
 from distcore_migrate.draft import Draft, Rule, fact, instead, no_effect, start_flag, to, whole, written
 from distcore_migrate.flag_parsing import Flags
@@ -18,8 +20,21 @@ def _ranks(draft: Draft, name: str, value: Any) -> None:
     if str(value) in ("gpu", "auto", "cpu", "xpu"):
         draft.note("open", written(name, value), ONE_EACH)
         draft.keep("several", True, name)
+    elif "$" in str(value):
+        draft.note("open", written(name, value), "a variable of the shell: --nproc N says its value")
+        draft.keep("several", True, name)
+    elif not str(value).isdigit():
+        raise ConfigError(f"{name} = {value}: expected a number of processes, such as 2")
     else:
-        draft.keep("processes_here", whole(value), name)
+        draft.keep("processes_here", int(value), name)
+
+
+def _ranks_of_deepspeed(draft: Draft, name: str, value: Any) -> None:
+    """The same; -1, DeepSpeed's default, is one process per device."""
+    if value == -1:
+        draft.note("off", name)
+    else:
+        _ranks(draft, name, value)
 
 
 def _hosts(draft: Draft, name: str, value: Any) -> None:
@@ -31,11 +46,13 @@ def _hosts(draft: Draft, name: str, value: Any) -> None:
 
 
 def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
-    words = str(value).replace("=", " ").split()
-    if len(words) == 2 and words[0] in ("-p", "--partition"):
-        draft.keep("partition", words[1], name)
-    elif value:
-        draft.note("none", written(name, value), "give it to the launcher by its own environment variables")
+    """Keep the partition of Slurm; say of the other words where they go."""
+    text = str(value or "")
+    if match := re.search(r"(?:^|\s)(?:-p|--partition)(?:\s*=\s*|\s+)(\S+)", text):
+        draft.keep("partition", match[1], name)
+        text = f"{text[: match.start()]}{text[match.end() :]}".strip()
+    if text:
+        draft.note("none", written(name, text), "give it to the launcher by its own environment variables")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +81,14 @@ LOGS = start_flag("--log-dir", "{}")
 TORCHRUN_ROWS: dict[str, Rule] = {
     "nproc_per_node": _ranks,
     "nnodes": fact("machines"),
+    "node_rank": accelerate_config.rank_of_machine,
     "max_restarts": to("max_restarts", whole),
     "rdzv_endpoint": fact("meeting", str),
     "master_addr": fact("address", str),
     "master_port": fact("port"),
     "log_dir": LOGS,
 } | dict.fromkeys(
-    ("standalone", "node_rank", "rdzv_backend", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role",
+    ("standalone", "rdzv_backend", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role",
      "redirects", "r", "tee", "t", "local_addr", "local_ranks_filter", "logs_specs", "numa_binding",
      "signals_to_handle", "event_log_handler", "shutdown_timeout", "virtual_local_rank", "duplicate_stdout_filters",
      "duplicate_stderr_filters"),
@@ -78,9 +96,9 @@ TORCHRUN_ROWS: dict[str, Rule] = {
 ) | dict.fromkeys(("use_env", "module", "m", "no_python", "run_path"), HERE)  # fmt: skip
 """Flags of torchrun, and of the older torch.distributed.launch."""
 DEEPSPEED_ROWS: dict[str, Rule] = {
-    "num_gpus": _ranks,
-    "num_accelerators": _ranks,
-    "np": _ranks,
+    "num_gpus": _ranks_of_deepspeed,
+    "num_accelerators": _ranks_of_deepspeed,
+    "np": _ranks_of_deepspeed,
     "num_nodes": fact("machines", whole),
     "hostfile": _hosts,
     "H": _hosts,
@@ -91,6 +109,7 @@ DEEPSPEED_ROWS: dict[str, Rule] = {
     "master_addr": fact("address", str),
     "master_port": fact("port"),
     "no_ssh": fact("no_ssh"),
+    "node_rank": accelerate_config.rank_of_machine,
     "launcher": fact("launcher", str),
     "launcher_args": _launcher_arguments,
     "min_elastic_nodes": fact("least_machines", whole),
@@ -101,7 +120,7 @@ DEEPSPEED_ROWS: dict[str, Rule] = {
     "bind_core_list": start_flag("--bind-core-list", "{}"),
     "ssh_port": fact("ssh_port", whole),
 } | dict.fromkeys(
-    ("node_rank", "no_ssh_check", "force_multi", "save_pid", "log_level", "q", "quiet", "elastic_training",
+    ("no_ssh_check", "force_multi", "save_pid", "log_level", "q", "quiet", "elastic_training",
      "no_local_rank"), SAME,
 ) | dict.fromkeys(("module", "no_python", "venv_script"), HERE)  # fmt: skip
 """Flags of DeepSpeed's launcher."""

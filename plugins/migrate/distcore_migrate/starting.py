@@ -70,6 +70,7 @@ def place(draft: Draft, program: str) -> None:
             f"{draft.origin('processes_here', 'machines')} with --include or --exclude: DeepSpeed takes one of them; "
             "leave one out"
         )
+    _check(draft, here, total, machines)
     if program == "srun":
         here, machines = _tasks(draft, machines)
     hosts = _hosts(draft, include)
@@ -88,8 +89,13 @@ def place(draft: Draft, program: str) -> None:
     elif here is not None and str(machines or 1).isdigit():
         origin = draft.origin("processes_here", "tasks", "tasks_here", "machines") or program
         draft.keep("processes", here * int(machines or 1), origin)
-    elif total and str(machines or "").isdigit() and total % int(machines) == 0:
+    elif total and str(machines or "").isdigit():
         here = total // int(machines)  # Accelerate says the processes of all machines
+        if here * int(machines) != total:
+            raise ConfigError(
+                f"{draft.origin('processes')} = {total}, {draft.origin('machines')} = {machines}: as many processes "
+                "start on each machine; make the first a multiple of the second"
+            )
     _start(draft, program, hosts, here, machines)
 
 
@@ -108,6 +114,23 @@ def _filled(draft: Draft, hosts: dict[str, int | None], total: int) -> tuple[dic
     draft.keep("filled", len(used), draft.origin("processes"))
     draft.translated.add("filled")
     return used, each.pop() if len(each) == 1 else None
+
+
+def _check(draft: Draft, here: Any, total: Any, machines: Any) -> None:
+    """Raise ConfigError for a number of processes or machines below 1, and for a machine beyond the last one."""
+    for name, number, what in (
+        ("processes_here", here, "processes"), ("processes", total, "processes"), ("machines", machines, "machines"),
+    ):  # fmt: skip
+        if str(number).isdigit() and int(number) < 1:
+            raise ConfigError(f"{draft.origin(name)} = {number}: expected a number of {what}, 1 or more")
+    if machines is not None and not re.fullmatch(r"\d+(:\d+)?|.*\$.*", str(machines)):
+        raise ConfigError(f"{draft.origin('machines')} = {machines}: expected a number of machines, or MIN:MAX")
+    rank, most = draft.take("rank_of_machine"), str(machines).rpartition(":")[2]
+    if rank is not None and most.isdigit() and rank >= int(most):
+        raise ConfigError(
+            f"{draft.origin('rank_of_machine')} = {rank}, {draft.origin('machines')} = {machines}: machines are "
+            f"counted from 0 to {int(most) - 1}"
+        )
 
 
 def _tasks(draft: Draft, machines: Any) -> tuple[int, Any]:

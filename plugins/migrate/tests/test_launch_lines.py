@@ -127,6 +127,17 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"global_batch_size": 128},
         TORCH,
     ),
+    "words of Slurm": (
+        f'deepspeed --launcher slurm --num_nodes 2 --num_gpus 4 --launcher_args "-p gpu --mem=10G" {GLUE}',
+        {"strategy": "ddp"},
+        "--launcher slurm:gpu --nodes 2 --nproc 4",
+    ),
+    "all devices": (f"deepspeed --num_gpus -1 {GLUE}", {"strategy": "ddp", "nproc": "auto"}, ""),
+    "variables": (
+        f"torchrun --nnodes '$NODES' --node_rank '$RANK' --nproc_per_node '$GPUS' {GLUE}",
+        {"strategy": "ddp", "nproc": "auto"},
+        "--launcher torchrun:HOST:29500 --nodes '$NODES'",
+    ),
     "wrappers": (f"nohup uv run torchrun --nproc_per_node 2 {GLUE} > log 2>&1 &", {"nproc": 2}, ""),
     "accelerate on two machines": (
         f"accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip host1 "
@@ -222,6 +233,23 @@ WRONG: list[tuple[str, str]] = [
     ("mpirun -np 3 -H a:1,b:1 python own.py", r"H = 2, but np = 3: both say processes"),
     ("torchrun --nproc_per_node 2", r"names no script, a word that ends in .py, or a module"),
     ("my_launcher own.py", r"command 'my_launcher': not known; known programs are python, torchrun"),
+    ("torchrun --nproc_per_node 0 own.py", r"nproc_per_node = 0: expected a number of processes, 1 or more"),
+    ("torchrun --nproc_per_node two own.py", r"nproc_per_node = two: expected a number of processes, such as 2"),
+    ("torchrun --nproc_per_node -1 own.py", r"nproc_per_node = -1: expected a number of processes"),
+    ("torchrun --nnodes 0 own.py", r"nnodes = 0: expected a number of machines, 1 or more"),
+    ("torchrun --nnodes few own.py", r"nnodes = few: expected a number of machines, or MIN:MAX"),
+    ("torchrun --nnodes 2 --node_rank 3 own.py", r"node_rank = 3, nnodes = 2: machines are counted from 0 to 1"),
+    ("torchrun --nnodes 1:2 --node_rank 2 own.py", r"node_rank = 2, nnodes = 1:2: machines are counted from 0 to 1"),
+    ("deepspeed --num_gpus 0 own.py", r"num_gpus = 0: expected a number of processes, 1 or more"),
+    ("horovodrun -np 0 python own.py", r"np = 0: expected a number of processes, 1 or more"),
+    (
+        "accelerate launch --num_processes 3 --num_machines 2 own.py",
+        r"num_processes = 3, num_machines = 2: as many processes start on each machine",
+    ),
+    (
+        "accelerate launch --num_processes 4 --num_machines 2 --machine_rank 2 own.py",
+        r"machine_rank = 2, num_machines = 2: machines are counted from 0 to 1",
+    ),
     ("python zero_to_fp32.py a b", r"script zero_to_fp32.py: distcore checkpoint export RUN --to DIR"),
 ]
 
@@ -235,6 +263,20 @@ def test_a_line_that_contradicts_itself_is_one_line(line: str, message: str, fol
     with pytest.raises(ConfigError, match=message) as caught:
         migrate([], shlex.split(line))
     assert "\n" not in str(caught.value)
+
+
+def test_words_beside_the_partition_are_named() -> None:
+    words = shlex.split(f'deepspeed --launcher slurm --launcher_args "--mem=10G --partition=gpu -t 5" {GLUE}')
+    made = migrate([], words)
+    assert "launcher_args = --mem=10G -t 5" in made.no_equal
+    assert "slurm:gpu" in made.start
+
+
+def test_a_contradiction_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split("torchrun --nproc_per_node 0 own.py")
+    assert main(["migrate", "--out", "never.yaml", "--", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not Path("never.yaml").exists()
 
 
 def parsers() -> dict[str, ArgumentParser]:
