@@ -20,8 +20,8 @@ def _ranks(draft: Draft, name: str, value: Any) -> None:
     if str(value) in ("gpu", "auto", "cpu", "xpu"):
         draft.note("open", written(name, value), ONE_EACH)
         draft.keep("several", True, name)
-    elif "$" in str(value):
-        draft.note("open", written(name, value), "a variable of the shell: --nproc N says its value")
+    elif re.search(r"[${<]", str(value)):
+        draft.note("open", written(name, value), "a word to be filled in: --nproc N says its value")
         draft.keep("several", True, name)
     elif not str(value).isdigit():
         raise ConfigError(f"{name} = {value}: expected a number of processes, such as 2")

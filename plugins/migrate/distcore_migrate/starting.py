@@ -123,7 +123,7 @@ def _check(draft: Draft, here: Any, total: Any, machines: Any) -> None:
     ):  # fmt: skip
         if str(number).isdigit() and int(number) < 1:
             raise ConfigError(f"{draft.origin(name)} = {number}: expected a number of {what}, 1 or more")
-    if machines is not None and not re.fullmatch(r"\d+(:\d+)?|.*\$.*", str(machines)):
+    if machines is not None and not re.fullmatch(r"\d+(:\d+)?|.*[${<].*", str(machines)):
         raise ConfigError(f"{draft.origin('machines')} = {machines}: expected a number of machines, or MIN:MAX")
     rank, most = draft.take("rank_of_machine"), str(machines).rpartition(":")[2]
     if rank is not None and most.isdigit() and rank >= int(most):

@@ -133,6 +133,7 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
         "--launcher slurm:gpu --nodes 2 --nproc 4",
     ),
     "all devices": (f"deepspeed --num_gpus -1 {GLUE}", {"strategy": "ddp", "nproc": "auto"}, ""),
+    "a word to be filled in": (f"torchrun --nproc_per_node {{GPUS}} {GLUE}", {"nproc": "auto"}, ""),
     "variables": (
         f"torchrun --nnodes '$NODES' --node_rank '$RANK' --nproc_per_node '$GPUS' {GLUE}",
         {"strategy": "ddp", "nproc": "auto"},
