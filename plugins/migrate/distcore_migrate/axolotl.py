@@ -201,11 +201,17 @@ ROWS: dict[str, Rule] = trl.ROWS | {
                    "lora_qkv_kernel", "lora_o_kernel", "liger_fused_linear_cross_entropy"), trl.KERNELS)  # fmt: skip
 
 
+DEFAULTS = {"num_epochs": 1.0, "lr_scheduler": "cosine"}
+"""Defaults of Axolotl that differ from those of TrainingArguments."""
+
+
 def script_of(tree: Tree) -> Script:
     """Return the script that the YAML stands for."""
     kind = str(tree.get("rl") or ("reward" if tree.get("reward_model") else "")).lower()
     if preferences.is_shipped(kind):
         rows = ROWS | {"datasets": _pairs, "reward_model": no_effect("the task says it")}
-        return preferences.script_of(kind, rows, (8, 16.0), {"disable_dropout": True}, ("loss_type", "rl_beta"))
+        return preferences.script_of(
+            kind, rows, (8, 16.0), DEFAULTS | {"disable_dropout": True}, ("loss_type", "rl_beta")
+        )
     task = f"{kind}.py:{kind.upper()}" if kind else "causal-lm"
-    return Script(task=task, rows=ROWS, lora=(8, 16.0), needs_task=bool(kind))
+    return Script(task=task, rows=ROWS, defaults=DEFAULTS, lora=(8, 16.0), needs_task=bool(kind))

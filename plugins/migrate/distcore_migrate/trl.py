@@ -39,8 +39,10 @@ ROWS: dict[str, Rule] = lora_rules.ROWS | {
     "gradient_accumulation_steps": fact("accumulation", whole),
     "env": no_effect("set it again where distcore train runs"),
 }
-DEFAULTS = {"learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "max_length": 1024}
-"""Defaults of SFTConfig that differ from those of TrainingArguments."""
+DEFAULTS = {
+    "learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "max_length": 1024, "bf16": True,
+}  # fmt: skip
+"""Defaults of SFTConfig that differ from those of TrainingArguments; bf16 is on where fp16 is not."""
 WHOLE = "TRL counts all tokens of a conversation unless assistant_only_loss is on; here the assistant's count"
 
 

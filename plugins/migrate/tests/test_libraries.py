@@ -276,6 +276,35 @@ def test_a_file_that_names_a_model_and_no_task_is_no_text_classification(
     assert "no task named 'SAY-WHICH'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "text", "expected"),
+    [
+        (
+            "axolotl train job.yaml",
+            "base_model: x/y\ndatasets: [{path: rows.jsonl, type: completion}]\n",
+            {"epochs": 1, "schedule.name": "cosine", "precision": "fp32"},
+        ),
+        (
+            "trl sft --config job.yaml",
+            "model_name_or_path: x/y\ndataset_name: a/b\n",
+            {"precision": "bf16", "epochs": 3},
+        ),
+        (
+            "trl dpo --config job.yaml",
+            "model_name_or_path: x/y\ndataset_name: a/b\nfp16: true\n",
+            {"precision": "fp16"},
+        ),
+    ],
+    ids=["axolotl", "sft", "dpo in fp16"],
+)
+def test_what_a_file_leaves_out_has_the_default_of_its_library(
+    line: str, text: str, expected: dict[str, Any], folder: Path
+) -> None:
+    (folder / "job.yaml").write_text(text)
+    made = flat(migrate([], shlex.split(line)))
+    assert {key: made[key] for key in expected} == expected
+
+
 def test_a_file_without_training_says_what_there_is_instead(folder: Path) -> None:
     (folder / "job.yaml").write_text("model_name_or_path: x\ntemplate: y\ninfer_backend: huggingface\n")
     with pytest.raises(ConfigError, match=r"infer_backend = huggingface: this file trains nothing; distcore predict"):
