@@ -22,6 +22,9 @@ MESSAGE = re.compile(
 )
 """How torch's allocators and Python say that there is none left."""
 
+VMSTAT = Path("/proc/vmstat")
+AGAIN = "what ended it is not known here; go on with --out RUN --resume auto"
+
 
 @contextmanager
 def explain_out_of_memory(
@@ -31,13 +34,16 @@ def explain_out_of_memory(
 
     ``file`` and ``changes`` are arguments of ``read_config``.
     """
+    before = oom_kills()
     try:
         yield
         return
     except RankError as error:
-        if not MESSAGE.search(str(error)):
-            raise
         line = str(error)
+        if not MESSAGE.search(line):
+            raise
+        if "killed by SIGKILL" in line and VMSTAT.exists() and oom_kills() == before:
+            raise RankError(f"{line}; no: the kernel ended nothing for want of memory; {AGAIN}") from error
     gc.collect()  # without the error, its frames and their tensors are garbage
     from distcore.jobs import resolve
     from distcore_workbench.planning.out_of_memory import advice
@@ -71,6 +77,6 @@ def explainer_in_a_rank(file: str | None, changes: Mapping[str, Any]) -> Callabl
 def oom_kills() -> int:
     """Return how many processes this machine's kernel has ended for want of memory, of any cgroup; 0 if unknown."""
     with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        lines = VMSTAT.read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distcore import RankError, RunConfig
 from distcore.launchers import Failure
 from distcore_workbench.planning import memory_errors
 
@@ -22,3 +23,11 @@ def test_other_errors_stay_as_they_are() -> None:
     assert explain(Failure(rank=0, kind="error", cause="ZeroDivisionError: division by zero", when=0.0)) == ""
     said = "no strategy named 'memory' or out of memory"
     assert explain(Failure(rank=0, kind="error", cause=said, when=0.0, raised="StrategyError")) == ""
+
+
+@pytest.mark.skipif(not memory_errors.VMSTAT.exists(), reason="the kernel counts no ended processes")
+def test_a_rank_that_the_kernel_has_not_ended_is_no_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_errors, "oom_kills", lambda: 3)
+    said = r"killed by SIGKILL \(out of memory\?\); no: the kernel ended nothing .* --resume auto"
+    with pytest.raises(RankError, match=said), memory_errors.explain_out_of_memory(None, {}, RunConfig):
+        raise RankError("rank 1 of 2 failed: killed by SIGKILL (out of memory?)")
