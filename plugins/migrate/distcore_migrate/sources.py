@@ -11,6 +11,7 @@ import yaml
 from distcore import ConfigError
 from distcore_migrate import accelerate_config, deepspeed_config, training_arguments
 from distcore_migrate.draft import Tree
+from distcore_migrate.fsdp_config import ROWS as FSDP_KEYS
 from distcore_migrate.scripts import rows_of
 
 SECTIONS = {"deepspeed_config", "fsdp_config"}
@@ -37,6 +38,8 @@ def read_tree(file: str) -> Tree:
         hint = "; print TrainingArguments.to_json_string() into a file" if Path(file).suffix == ".bin" else ""
         raise ConfigError(f"file {file}: cannot be read: {reason}{hint}") from None
     tree = _parsed(text, file)
+    if isinstance(tree, str) and "slots=" in tree:
+        raise ConfigError(f"file {file}: is a hostfile; give it by its command: -- deepspeed --hostfile {file} …")
     if not isinstance(tree, dict):
         raise ConfigError(f"file {file}: expected keys and values, found {type(tree).__name__}")
     return tree
@@ -66,6 +69,8 @@ def format_of(tree: Tree, file: str) -> str:
         return "Lightning"
     known = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
     best = max(known, key=lambda name: known[name])
+    if not known[best] and {key.removeprefix("fsdp_") for key in tree} <= FSDP_KEYS.keys():
+        raise ConfigError(f"file {file}: has keys of FSDP alone; give it by its command: -- … --fsdp_config {file}")
     if not known[best] or 2 * known[best] < len(tree):
         formats = "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON, YAML of TRL, Axolotl, "
         formats += "LLaMA-Factory and Lightning"

@@ -314,3 +314,16 @@ def test_a_file_without_training_says_what_there_is_instead(folder: Path) -> Non
 def test_what_deep_values_ask_for_is_said(folder: Path) -> None:
     (folder / "job.yaml").write_text(AXOLOTL.replace("gradient_checkpointing: true", "gradient_checkpointing: offload"))
     assert "gradient_checkpointing = offload: a value that is not understood" in migrate(["job.yaml"], []).text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("fsdp.json", '{"min_num_params": 2000, "fsdp_backward_prefetch": "backward_pre"}', "--fsdp_config fsdp.json"),
+        ("hostfile", "host0 slots=4\nhost1 slots=4\n", "is a hostfile; .* --hostfile hostfile"),
+    ],
+)
+def test_a_file_that_belongs_to_a_command_says_so(name: str, text: str, said: str, folder: Path) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"file {name}: .*{said}"):
+        migrate([name], [])
