@@ -30,6 +30,7 @@ class Distillation(DistillationOptions, TextClassification):
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the datasets with the teacher's tokens. Raises DataError, ModelError or ConfigError."""
         from distcore_tasks.distillation.models import check_classes, check_sizes, check_tokens
+        from distcore_tasks.shared.classification.heads import other_head
         from distcore_tasks.text_classification.prepare import prepare_text
 
         teacher = self.as_teacher
@@ -38,10 +39,10 @@ class Distillation(DistillationOptions, TextClassification):
             check_sizes(self, teacher)
         data = prepare_text(teacher, config.seed)
         check_classes(teacher, data.classes, self.data)
-        if not teacher.from_scratch:
-            return data
-        line = f"teacher {self.teacher} has random weights: name a trained classifier with --teacher"
-        return replace(data, warnings=(*data.warnings, line))
+        said = [*other_head(data.classes, self)]
+        if teacher.from_scratch:
+            said.append(f"teacher {self.teacher} has random weights: name a trained classifier with --teacher")
+        return replace(data, warnings=(*data.warnings, *said))
 
     def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:
         """Return the teacher."""

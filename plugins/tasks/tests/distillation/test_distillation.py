@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_one_line(
     monkeypatch.chdir(tmp_path)
     other = shutil.copytree(teacher, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
-    names = dict(enumerate(reversed(config["id2label"].values())))
+    names = {number: f"other {name}" for number, name in config["id2label"].items()}
     (other / "config.json").write_text(json.dumps(config | {"id2label": names, "label2id": {}}))
     for words, says in (
         (["--teacher", str(other)], "its classes are"),
