@@ -58,7 +58,9 @@ def _check_adam(user: UserConfig, kind: str | None) -> None:
 
 def _check_json(user: UserConfig, config: RunConfig) -> None:
     if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
-        raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
+        has_file = not config.strategy_options.keys().isdisjoint(("config", "config_file"))
+        file = ", and take fp16 out of the strategy's file" if has_file else ""
+        raise ConfigError(f"precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32{file}")
     if "sparse_attention" in user.tree:
         reason = f"DeepSpeed dropped it in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(

@@ -62,6 +62,8 @@ def parse(words: Sequence[str]) -> Command:
         if not rest:
             asked = " ".join(list(words)[:6])
             raise ConfigError(f"command {asked!r}: names no script, a word that ends in .py, or a module")
+        if rest[1:2] == ["fit"] and (fitted := _lightning(rest)):
+            return Command(environment=environment, launchers=tuple(launchers), **fitted)
         if rest[0].endswith(".py"):
             target, arguments = Path(rest[0]).stem, rest[1:]
             break
@@ -115,6 +117,16 @@ def _library(rest: list[str]) -> dict[str, Any] | None:
     pairs = (word.split("=", 1) for word in words if "=" in word and not is_flag(word))
     given = {name: value_of(value) for name, value in pairs} | parse_flags([word for word in words if is_flag(word)])
     return {"name": f"{program} {action}", "script": script, "arguments": arguments | given}
+
+
+def _lightning(rest: list[str]) -> dict[str, Any] | None:
+    """Return the parts of a command of the Lightning CLI, ``train.py fit --config FILE``, whose flags go first."""
+    given = parse_flags(rest[2:])
+    if (file := given.pop("config", None)) is None:
+        return None
+    tree = read_tree(str(file))
+    arguments, script = read_job(tree, format_of(tree, str(file)))
+    return {"name": f"{Path(rest[0]).stem} fit", "script": script, "arguments": arguments | given}
 
 
 def _with_file(arguments: Tree) -> Tree:

@@ -58,3 +58,12 @@ def test_an_optimizer_that_the_model_makes_is_an_open_question(tmp_path: Path) -
 
 def test_an_optimizer_without_an_equal_is_said(tmp_path: Path) -> None:
     assert "left at the default, adamw" in made_of(JOB + SGD.replace("SGD", "Rprop"), tmp_path)[0].text
+
+
+def test_the_command_reads_its_file_and_its_flags_go_first(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + SGD)
+    line = f"python train.py fit --config {tmp_path / 'job.yaml'} --trainer.max_epochs 2 --optimizer.init_args.lr 0.5"
+    config = flatten(migrate([], line.split()).config.model_dump(mode="json"))
+    assert (config["task"], config["epochs"], config["lr"], config["optimizer.name"]) == (
+        "models.py:Classifier", 2, 0.5, "sgd",
+    )  # fmt: skip
