@@ -133,6 +133,8 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
 
 GLUE_LENGTH: Tree = {"max_seq_length": 128}
 LENGTHS: Tree = {"max_source_length": 1024, "max_target_length": 128}
+GENERATED = LENGTHS | {"predict_with_generate": True}
+"""The evaluation of the scripts without Trainer always generates."""
 IMAGES: Tree = {"model_name_or_path": "google/vit-base-patch16-224-in21k", "train_val_split": 0.15}
 CROPS = "training images are cropped at random places and sizes by the script, moved by a few pixels here (augment)"
 JOINED: Tree = {"task_options.end_documents": False}
@@ -168,7 +170,7 @@ SCRIPTS: dict[str, Script] = {
     "run_glue_no_trainer": Script(task="text-classification", trainer=False, defaults=GLUE_LENGTH),
     "run_classification": Script(task="text-classification", defaults=GLUE_LENGTH),
     "run_cls_no_trainer": Script(task="text-classification", trainer=False, defaults=GLUE_LENGTH),
-    "run_seq2seq_no_trainer": Script(task="seq2seq", trainer=False, defaults=LENGTHS),
+    "run_seq2seq_no_trainer": Script(task="seq2seq", trainer=False, defaults=GENERATED),
     "run_clm": Script(task="causal-lm", sets=JOINED, differs=(BLOCKS,)),
     "run_clm_no_trainer": Script(task="causal-lm", trainer=False, sets=JOINED, differs=(BLOCKS,)),
     "run_mlm": Script(task="masked-lm", differs=(MASKS,)),
@@ -176,9 +178,9 @@ SCRIPTS: dict[str, Script] = {
     "run_ner": Script(task="token-classification"),
     "run_ner_no_trainer": Script(task="token-classification", trainer=False),
     "run_summarization": Script(task="seq2seq", defaults=LENGTHS),
-    "run_summarization_no_trainer": Script(task="seq2seq", trainer=False, defaults=LENGTHS),
+    "run_summarization_no_trainer": Script(task="seq2seq", trainer=False, defaults=GENERATED),
     "run_translation": Script(task="seq2seq", defaults=LENGTHS),
-    "run_translation_no_trainer": Script(task="seq2seq", trainer=False, defaults=LENGTHS),
+    "run_translation_no_trainer": Script(task="seq2seq", trainer=False, defaults=GENERATED),
     "run_image_classification": Script(task="image-classification", defaults=IMAGES, differs=(CROPS,)),
     "run_image_classification_no_trainer": Script(
         task="image-classification", trainer=False, defaults=IMAGES, differs=(CROPS,)
