@@ -76,6 +76,9 @@ def place(draft: Draft, program: str) -> None:
     hosts = _hosts(draft, include)
     if hosts is not None:
         hosts = _chosen(hosts, include, exclude)
+        if machines and whole(machines) > len(hosts):
+            given, there = draft.facts["machines"], "1 machine is" if len(hosts) == 1 else f"{len(hosts)} machines are"
+            raise ConfigError(f"{given.origin} = {given.value}, but {there} named: make them equal")
         hosts = dict(list(hosts.items())[: whole(machines) if machines else None])
         if here:
             hosts = {name: min(slots, here) if slots else here for name, slots in hosts.items()}
@@ -196,6 +199,8 @@ def _chosen(hosts: dict[str, int | None], include: str, exclude: str) -> dict[st
             flag = "--include" if include else "--exclude"
             raise ConfigError(f"{flag} {include or exclude}: no machine {name!r}{nearest(name, hosts)}")
         count, known = len(set(slots.split(","))), hosts[name]
+        if known is not None and any(int(slot) >= known for slot in re.findall(r"\d+", slots)):
+            raise ConfigError(f"{part.strip()}: {name} has {known} slots, counted from 0")
         if include:
             left[name] = count if colon else known
         elif not colon:

@@ -251,6 +251,8 @@ WRONG: list[tuple[str, str]] = [
         "accelerate launch --num_processes 4 --num_machines 2 --machine_rank 2 own.py",
         r"machine_rank = 2, num_machines = 2: machines are counted from 0 to 1",
     ),
+    ("deepspeed --hostfile hosts --num_nodes 9 own.py", r"num_nodes = 9, but \d machines are named: make them equal"),
+    ("deepspeed --hostfile hosts --include worker-1:7 own.py", r"worker-1:7: worker-1 has \d slots, counted from 0"),
     ("python zero_to_fp32.py a b", r"script zero_to_fp32.py: distcore checkpoint export RUN --to DIR"),
 ]
 
