@@ -58,6 +58,8 @@ class Row:
     """Why it is not known, where ``memory`` is."""
     batch: Batch | None = None
     """The micro-batch that was traced."""
+    global_batch_size: int = 0
+    """Rows of a step: as many as were asked for, or a few more that so many ranks can share; 0: not known."""
 
     @property
     def world(self) -> str:
@@ -90,6 +92,8 @@ class MemoryPlan:
     """Bytes of the tensors of one checkpoint, the same under every strategy."""
     device: str
     """The type of device that the job is for."""
+    global_batch_size: int
+    """Rows of a step that were asked for."""
     padded: bool
     """Whether rows are computed in their padded form."""
     rows: tuple[Row, ...]
@@ -119,6 +123,7 @@ def make_plan(request: PlanRequest) -> MemoryPlan:
         trained=sum(p.numel() for p in footprint.trained(meta_model)),
         checkpoint=_checkpoint(alone.config, meta_model),
         device=alone.config.device,
+        global_batch_size=base.global_batch_size,
         padded=alone.config.pads_rows,
         rows=tuple(rows),
     )
@@ -149,6 +154,7 @@ def _row(request: PlanRequest, name: str, ranks: Ranks, model: _Model) -> Row:
                 strategy.check_model(config, model.meta_model)
         except DistcoreError as error:
             return replace(row, reason=_line(error))
+        row = replace(row, global_batch_size=config.global_batch_size)
         return _with_step(_states(one, row, model), one, model)
 
 

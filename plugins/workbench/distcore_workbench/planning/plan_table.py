@@ -49,6 +49,12 @@ def remarks(plan: MemoryPlan) -> list[str]:
     for batch, names in batches.items():
         of = f" ({', '.join(names)})" if len(batches) > 1 else ""
         lines.append(f"longest micro-batch{of}: {batch.rows} row(s) of up to {batch.longest} tokens, {padding}")
+    lines += [
+        f"{row.strategy} on {row.world}: with {row.global_batch_size} rows in a step; so many ranks cannot share "
+        f"{plan.global_batch_size} equally"
+        for row in plan.rows
+        if row.global_batch_size > plan.global_batch_size
+    ]
     if plan.device != "cpu" and batches:
         how = f"traced on a CPU, with dropout and attention as on {plan.device}"
         lines.append(f"activations and peak are an estimate for {plan.device}: {how}")

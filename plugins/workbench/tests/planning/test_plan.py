@@ -47,6 +47,14 @@ def test_each_row_of_eighty_columns_says_strategy_and_ranks(
     assert longest == ["longest micro-batch (single on 1, fsdp on 1)", "longest micro-batch (fsdp on 4)"]
 
 
+def test_a_batch_that_so_many_ranks_cannot_share_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("distcore_ddp")
+    ask = ["plan", "--model", "bert-tiny", "--max-seq-len", "16", "--strategies", "ddp", "--nproc", "2,4"]
+    assert main([*ask, "--global-batch-size", "6"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "rows in a step" in line]
+    assert said == ["ddp on 4: with 8 rows in a step; so many ranks cannot share 6 equally"]
+
+
 def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *JOB, "--strategies", "single,fsdp:no", "--html", "plan.html"]) == 0
     text = (work_folder / "plan.html").read_text(encoding="utf-8")
