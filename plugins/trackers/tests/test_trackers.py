@@ -209,7 +209,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     [
         ("tensorboard", {"folder": "occupied/events"}, "Not a directory|File exists|exists"),
         ("wandb", {"project": "no/slashes"}, "project"),
-        pytest.param("wandb", {"mode": "online"}, "connection refused", marks=pytest.mark.programs),
+        ("wandb", {"mode": "online"}, "connection refused"),
         ("mlflow", {"uri": "occupied/store"}, "Not a directory|exists"),
         ("mlflow", {"uri": UNREACHABLE}, "127.0.0.1"),
         ("mlflow", {"uri": "nothing://there"}, "nothing"),
