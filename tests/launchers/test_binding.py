@@ -72,3 +72,26 @@ def test_ranks_share_the_cores_of_a_list(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(bound[0] + bound[1]) == [2, 3, 6, 7]  # type: ignore[operator]
     with pytest.raises(ConfigError, match=r"--bind-core-list 2-3,6-7,90: has 4 cores of this machine for 5 ranks"):
         bind_cores(0, 5)
+
+
+AFFINITY = """
+import os
+from distcore import hookimpl
+
+class Affinity:
+    @hookimpl
+    def on_run_start(self, run, progress):
+        print("cores of rank", run.world.rank, sorted(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+@pytest.mark.needs("distcore-tasks")
+def test_a_run_of_one_rank_keeps_to_the_cores_of_a_list(work_folder: Path) -> None:
+    (work_folder / "affinity.py").write_text(AFFINITY)
+    last = max(os.sched_getaffinity(0))
+    job = f"train --data rows.json --model bert-tiny --max-steps 1 --device cpu --bind-core-list {last} --out run"
+    command = [sys.executable, "-m", "distcore", *job.split(), "--set", "extensions.affinity.py:Affinity=true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert f"cores of rank 0 [{last}]" in done.stdout

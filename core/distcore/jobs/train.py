@@ -204,6 +204,7 @@ def _train_here(resolved: Resolved) -> Report:
     data = check(resolved)
     with write_pid_file():
         if resolved.config.nproc == 1 and not resolved.config.max_restarts:
+            bind_cores(local_rank=0, local_size=1)
             keep_to_cores()
             log_to_file(rank=0)
             del data  # the rank opens it from the cache

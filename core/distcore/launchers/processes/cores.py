@@ -65,9 +65,7 @@ def keep_to_cores() -> None:
 
     A user's OMP_NUM_THREADS is kept.
     """
-    threads = threads_per_rank(1)
-    if threads < torch.get_num_threads():
-        torch.set_num_threads(threads)
+    torch.set_num_threads(min(threads_per_rank(1), torch.get_num_threads()))
 
 
 def crowding_warning(config: RunConfig) -> str | None:
