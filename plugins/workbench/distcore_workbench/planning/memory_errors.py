@@ -23,7 +23,7 @@ MESSAGE = re.compile(
 """How torch's allocators and Python say that there is none left."""
 
 VMSTAT = Path("/proc/vmstat")
-AGAIN = "what ended it is not known here; go on with --out RUN --resume auto"
+NOT_MEMORY = "the kernel ended no process for want of memory, so something else did; go on with --out RUN --resume auto"
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def explain_out_of_memory(
         if not MESSAGE.search(line):
             raise
         if "killed by SIGKILL" in line and VMSTAT.exists() and oom_kills() == before:
-            raise RankError(f"{line}; no: the kernel ended nothing for want of memory; {AGAIN}") from error
+            raise RankError(f"{line}; {NOT_MEMORY}") from error
     gc.collect()  # without the error, its frames and their tensors are garbage
     from distcore.jobs import resolve
     from distcore_workbench.planning.out_of_memory import advice
