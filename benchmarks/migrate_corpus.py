@@ -100,7 +100,8 @@ def outcome(folder: Path, commit: str, path: str, number: int | None) -> str:
 
 def _is_named(key: str, value: object, text: str) -> bool:
     """Return True if a key or flag stands in the config; of a section, its own name or all of its keys."""
-    if key in text or key.replace("-", "_").removeprefix("no_") in text:
+    words = (key, key.replace("-", "_").removeprefix("no_"))
+    if any(re.search(rf"(?<![A-Za-z0-9_]){re.escape(word)}(?![A-Za-z0-9_])", text) for word in words):
         return True
     return isinstance(value, dict) and all(_is_named(str(inner).removeprefix("fsdp_"), "", text) for inner in value)
 

@@ -144,6 +144,7 @@ ROWS: dict[str, Rule] = {
     "tee": LAUNCHER,
     "log_dir": start_flag("--log-dir", "{}"),
     "module": LAUNCHER,
+    "m": LAUNCHER,
     "no_python": LAUNCHER,
     "quiet": LAUNCHER,
     "monitor_interval": LAUNCHER,

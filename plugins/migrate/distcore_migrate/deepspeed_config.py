@@ -185,6 +185,7 @@ def _left_out(draft: Draft, name: str, params: Tree) -> None:
 def _optimizer(draft: Draft, name: str, value: Tree) -> None:
     kind, params = value.get("type"), value.get("params") or {}
     if kind is not None:
+        draft.keep("deepspeed_optimizer", kind, f"{name}.type")
         _left_out(draft, name, params if params.get("torch_adam") is not True else params | {"weight_decay": 0.01})
     if kind in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[kind], f"{name}.type")
@@ -315,7 +316,8 @@ def read(draft: Draft, tree: Tree, source: str) -> None:
 def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
     """Set the strategy ``deepspeed`` and its options by the facts; ``origin`` names the setting that asks for it.
 
-    ``with_arguments``: the Trainer's arguments say the schedule; otherwise it is constant unless DeepSpeed has one.
+    ``with_arguments``: the Trainer's arguments say the schedule; otherwise, as the strategy reads the same file, it is
+    constant where the file has an optimizer and no scheduler.
     """
     draft.set("strategy", "deepspeed", origin)
     if (stage := draft.take("zero_stage")) is not None:
@@ -333,5 +335,5 @@ def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
         if warms_up and not (draft.take("warmup_steps") or draft.take("warmup_ratio")):
             draft.note_fact("off", "warmup_steps")
             draft.set("schedule.warmup_steps", 1, "the least that DeepSpeed's warm-up takes")
-    elif not with_arguments:
+    elif draft.take("deepspeed_optimizer") and not with_arguments:
         draft.set("schedule.name", "constant", "no scheduler in DeepSpeed's config")

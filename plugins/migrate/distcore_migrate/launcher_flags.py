@@ -46,13 +46,28 @@ def _hosts(draft: Draft, name: str, value: Any) -> None:
 
 
 def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
-    """Keep the partition of Slurm; say of the other words where they go."""
-    text = str(value or "")
-    if match := re.search(r"(?:^|\s)(?:-p|--partition)(?:\s*=\s*|\s+)(\S+)", text):
-        draft.keep("partition", match[1], name)
-        text = f"{text[: match.start()]}{text[match.end() :]}".strip()
-    if text:
-        draft.note("none", written(name, text), "give it to the launcher by its own environment variables")
+    """Read what DeepSpeed hands on to Slurm, mpirun or ssh: Slurm's options; say of the others where they go."""
+    given, rest = _of(SLURM_SWITCHES, SLURM_ROWS).cut(str(value or "").split())
+    for key, word in given.items():
+        if key in ("p", "partition"):
+            draft.keep("partition", str(word), name)
+        elif key in VARIABLES:
+            draft.note("instead", written(f"{name} {key}", word), _variable(key, word))
+        else:
+            rest = [*rest, f"{key}={word}"]
+    if rest:
+        draft.note("none", written(name, value), "mpirun takes its options as variables, such as OMPI_MCA_btl=tcp for "
+                   "--mca btl tcp; ssh takes its own from ~/.ssh/config")  # fmt: skip
+
+
+def _variable(name: str, value: Any) -> str:
+    """Return how sbatch, which ``--launcher slurm`` calls, is told an option of Slurm."""
+    given = f"SBATCH_{VARIABLES[name]}={1 if value is True else value}"
+    return f"{given} in front of distcore train, which hands in the job"
+
+
+def _of_slurm(draft: Draft, name: str, value: Any) -> None:
+    draft.note("instead", written(name, value), _variable(name, value))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +102,9 @@ TORCHRUN_ROWS: dict[str, Rule] = {
     "master_addr": fact("address", str),
     "master_port": fact("port"),
     "log_dir": LOGS,
+    "standalone": fact("standalone"),
 } | dict.fromkeys(
-    ("standalone", "rdzv_backend", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role",
+    ("rdzv_backend", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role",
      "redirects", "r", "tee", "t", "local_addr", "local_ranks_filter", "logs_specs", "numa_binding",
      "signals_to_handle", "event_log_handler", "shutdown_timeout", "virtual_local_rank", "duplicate_stdout_filters",
      "duplicate_stderr_filters"),
@@ -149,7 +165,15 @@ MPI_ROWS: dict[str, Rule] = {
     "f": fact("hostfile", str),
 }
 """Flags of mpirun and mpiexec that say something."""
-SLURM_ROWS: dict[str, Rule] = {
+VARIABLES = {
+    "A": "ACCOUNT", "account": "ACCOUNT", "t": "TIMELIMIT", "time": "TIMELIMIT", "q": "QOS", "qos": "QOS",
+    "C": "CONSTRAINT", "constraint": "CONSTRAINT", "G": "GPUS", "gpus": "GPUS", "J": "JOB_NAME", "job_name": "JOB_NAME",
+    "c": "CPUS_PER_TASK", "cpus_per_task": "CPUS_PER_TASK", "gpus_per_node": "GPUS_PER_NODE", "gres": "GRES",
+    "gpus_per_task": "GPUS_PER_TASK", "mem": "MEM_PER_NODE", "mem_per_cpu": "MEM_PER_CPU", "exclusive": "EXCLUSIVE",
+    "reservation": "RESERVATION",
+}  # fmt: skip
+"""Options of Slurm by the variable that sbatch reads instead, without ``SBATCH_``."""
+SLURM_ROWS: dict[str, Rule] = dict.fromkeys(VARIABLES, _of_slurm) | {
     "nodes": fact("machines", whole),
     "N": fact("machines", whole),
     "ntasks": fact("tasks", whole),
@@ -177,10 +201,7 @@ HOROVOD_VALUES = (
 MPI_SWITCHES = "allow_run_as_root oversubscribe report_bindings tag_output bynode byslot nolocal verbose v q quiet"
 MPI_VALUES = "x bind_to map_by rank_by output_filename wdir npernode N ppn iface env genvall bootstrap prefix"
 SLURM_SWITCHES = "u unbuffered l label exclusive pty overlap Q quiet v verbose O overcommit s kill_on_bad_exit"
-SLURM_VALUES = (
-    "A account J job_name t time c cpus_per_task gres gpus G gpus_per_node gpus_per_task mem mem_per_cpu w nodelist "
-    "x jobid qos o output e error export cpu_bind mpi D chdir constraint C mail_type ntasks_per_gpu nice"
-)
+SLURM_VALUES = "w nodelist x jobid o output e error export cpu_bind mpi D chdir mail_type ntasks_per_gpu nice"
 PROGRAMS: dict[str, Program] = {
     "python": Program(flags=_of("u O OO B E s S I i v b", {}, values="W X c m")),
     "torchrun": Program(

@@ -141,8 +141,8 @@ def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: b
         draft.set("strategy", "single", draft.origin("kind"))
     elif launched == "horovod":
         draft.set("strategy", "horovod", draft.origin("launched_kind"))
-    elif ranks > 1 or kind == "ddp" or launched:
-        draft.set("strategy", "ddp", draft.origin("kind", "processes", "launched_kind") or "--nproc")
+    elif ranks > 1 or kind == "ddp" or launched or "elsewhere" in draft.facts:
+        draft.set("strategy", "ddp", draft.origin("kind", "processes", "launched_kind", "elsewhere") or "--nproc")
     is_said = ranks > 1 or ("processes" in draft.facts and draft.values.get("strategy"))
     if is_said and "elsewhere" not in draft.facts and draft.values.get("strategy") not in ("single", "dp"):
         draft.set("nproc", ranks, draft.origin("processes") or "--nproc")

@@ -129,6 +129,11 @@ def _check(draft: Draft, here: Any, total: Any, machines: Any) -> None:
     if machines is not None and not re.fullmatch(r"\d+(:\d+)?|.*[${<].*", str(machines)):
         raise ConfigError(f"{draft.origin('machines')} = {machines}: expected a number of machines, or MIN:MAX")
     rank, most = draft.take("rank_of_machine"), str(machines).rpartition(":")[2]
+    if draft.take("standalone") and most.isdigit() and int(most) > 1:
+        raise ConfigError(
+            f"standalone, {draft.origin('machines')} = {machines}: torchrun meets on this machine alone; leave one out"
+        )
+    draft.note_fact("idle", "standalone", "ranks on one machine need no such word")
     if rank is not None and most.isdigit() and rank >= int(most):
         raise ConfigError(
             f"{draft.origin('rank_of_machine')} = {rank}, {draft.origin('machines')} = {machines}: machines are "

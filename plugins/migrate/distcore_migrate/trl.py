@@ -41,6 +41,7 @@ ROWS: dict[str, Rule] = lora_rules.ROWS | {
 }
 DEFAULTS = {
     "learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "max_length": 1024, "bf16": True,
+    "dataset_test_split": "test",
 }  # fmt: skip
 """Defaults of SFTConfig that differ from those of TrainingArguments; bf16 is on where fp16 is not."""
 WHOLE = "TRL counts all tokens of a conversation unless assistant_only_loss is on; here the assistant's count"

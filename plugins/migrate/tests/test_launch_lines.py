@@ -268,13 +268,6 @@ def test_a_line_that_contradicts_itself_is_one_line(line: str, message: str, fol
     assert "\n" not in str(caught.value)
 
 
-def test_words_beside_the_partition_are_named() -> None:
-    words = shlex.split(f'deepspeed --launcher slurm --launcher_args "--mem=10G --partition=gpu -t 5" {GLUE}')
-    made = migrate([], words)
-    assert "launcher_args = --mem=10G -t 5" in made.no_equal
-    assert "slurm:gpu" in made.start
-
-
 def test_a_contradiction_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split("torchrun --nproc_per_node 0 own.py")
     assert main(["migrate", "--out", "never.yaml", "--", *words]) == 2
@@ -298,3 +291,34 @@ def test_flags_take_values_as_in_the_installed_launcher(program: str) -> None:
         for name in {word.lstrip("-").replace("-", "_") for word in action.option_strings}:
             if not name.startswith(ours):
                 assert name in (flags.switches if action.nargs == 0 else flags.values), name
+
+
+def test_only_a_file_with_an_optimizer_says_the_schedule(folder: Path) -> None:
+    Path("bare.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert "schedule" not in migrate(["bare.json"], [], nproc=2).text
+
+
+def test_options_of_slurm_become_variables_of_the_job(folder: Path) -> None:
+    options = ["--launcher", "slurm", "--launcher_args", "-p gpu --time 1:00:00 --exclusive -A acc --foo=3"]
+    made = migrate([], ["deepspeed", *options, "--num_nodes", "2", "train.py"])
+    assert made.start == ("--launcher", "slurm:gpu", "--nodes", "2")
+    for words in ("SBATCH_TIMELIMIT=1:00:00", "SBATCH_EXCLUSIVE=1", "SBATCH_ACCOUNT=acc"):
+        assert words in made.text
+    assert [about.partition(" ")[0] for about in made.no_equal] == ["launcher_args"]  # --foo is none of Slurm's
+    assert "SBATCH_MEM_PER_NODE=8G" in migrate([], shlex.split("srun -N 2 -n 4 --mem=8G python train.py")).text
+
+
+@pytest.mark.parametrize("nodes", ["2", "1:4"])
+def test_a_standalone_run_has_one_machine(nodes: str) -> None:
+    with pytest.raises(ConfigError, match=r"standalone, nnodes = .*: torchrun meets on this machine alone"):
+        migrate([], ["torchrun", "--standalone", f"--nnodes={nodes}", "--nproc_per_node=2", "train.py"])
+
+
+def test_elastic_machines_of_an_unknown_script_are_ranks_of_ddp() -> None:
+    made = migrate([], ["torchrun", "--nnodes=1:4", "--nproc_per_node=2", "train.py"])
+    assert "strategy: ddp  # nnodes" in made.text
+
+
+def test_trl_evaluates_on_the_split_test() -> None:
+    made = migrate([], shlex.split("trl sft --dataset_name owner/chats --model_name_or_path owner/model"))
+    assert "eval_data: owner/chats@test  # dataset_name, dataset_test_split (the script's)" in made.text
