@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 
 from distcore.engine.evaluation import forward_all
 from distcore.engine.loop import train_step
-from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, World
+from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, Run, StepResult, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.hookspecs import hookimpl
 from distcore.rank_environment.network import where
@@ -49,8 +49,8 @@ class Watchdog:
         return (yield)
 
     @hookimpl
-    def on_step_end(self, progress: Progress) -> None:
-        """Remember the step, for the message."""
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        """Remember the step, for the message; takes every argument, because that call is the fastest."""
         self._step = progress.step
 
     @hookimpl(wrapper=True)

@@ -44,7 +44,7 @@ class RowMasks:
         """Follows from seed and step; set at the beginning of each step."""
         self._pools: dict[tuple[float, torch.dtype], Tensor] = {}
         self._pools_key = 0
-        self._rows: Tensor | None = None
+        self._rows: Tensor | np.ndarray | None = None
         self._places: Places = {}
         self._calls: dict[int, tuple[int, Places]] = {}
         self._shared: tuple[int, Places] | None = None
@@ -56,7 +56,7 @@ class RowMasks:
 
     def begin_rows(self, rows: np.ndarray) -> None:
         """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``."""
-        self._rows, self._places, self._calls = torch.as_tensor(rows), {}, {}
+        self._rows, self._places, self._calls = rows, {}, {}
         if self.is_new:
             self._before = torch.get_rng_state()
 
@@ -89,7 +89,7 @@ class RowMasks:
     def some_rows(self, rows: Tensor) -> Iterator[None]:
         """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``."""
         every = self._rows
-        self._rows = None if every is None else every[rows]
+        self._rows = None if every is None else torch.as_tensor(every)[rows]
         try:
             yield
         finally:
@@ -131,13 +131,13 @@ class RowMasks:
 
     def _hashes(self, leading: list[int], number: int, places: Places) -> Tensor | None:
         """Return a hash for each index of the leading dimensions, int64 of that shape."""
-        assert self._rows is not None
+        row_numbers = torch.as_tensor(self._rows)
         salt = (self.key ^ (number * 0x2545F491)) & LOW
-        if leading and leading[0] == len(self._rows):
-            hashed, others = _mix((self._rows & LOW) ^ salt), leading[1:]
+        if leading and leading[0] == len(row_numbers):
+            hashed, others = _mix((row_numbers & LOW) ^ salt), leading[1:]
         elif leading and int(np.prod(leading)) == leading[-1] and leading[-1] in places:
             rows, place = places[leading[-1]]
-            hashed, others = _mix(_mix((self._rows[rows] & LOW) ^ salt) ^ _salts(place)), []
+            hashed, others = _mix(_mix((row_numbers[rows] & LOW) ^ salt) ^ _salts(place)), []
         else:
             return None
         for size in others:

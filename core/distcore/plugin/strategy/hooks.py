@@ -86,7 +86,8 @@ class Hooks:
         """Names that the extensions log."""
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
-        self._accumulate, self._backward, self._step = map(self._shortest, ("accumulate", "backward", "step"))
+        self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
+        self._step, self._step_end = map(self._shortest, ("step", "on_step_end"))
         if _is_marked(getattr(strategy, "train_step", None)):
             _warn_of_unused_wrappers(name, plugins)
 
@@ -194,8 +195,8 @@ class Hooks:
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""
-        if self._has_step_listener:
-            run.tally.wish("on_step_end", self._call.on_step_end(run=run, progress=progress, result=result))
+        if self._has_step_listener and (answers := self._step_end(run=run, progress=progress, result=result)):
+            run.tally.wish("on_step_end", answers if isinstance(answers, list) else [answers])
 
     def on_epoch_end(self, run: Run, progress: Progress) -> None:
         """Tell all listeners that an epoch is done."""
