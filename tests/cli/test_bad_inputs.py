@@ -199,7 +199,7 @@ VALUES = {
 
 CONFIG_FILES = {
     "train nowhere.yaml": r"config file nowhere.yaml: cannot be read: No such file",
-    "train taken": r"config file taken: cannot be read: Is a directory",
+    "train taken": r"config file taken: cannot be read: Is a directory; its config is taken/config.yaml$",
     "train broken.yaml": r"config file broken.yaml, line 3: not valid YAML",
     "train list.yaml": r"config file list.yaml: expected keys and values, found a list",
     "train two.jsonl": r"not valid YAML: .*; rows to train on are named by --data two.jsonl$",

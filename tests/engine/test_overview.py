@@ -55,6 +55,12 @@ def test_a_block_says_what_will_be_done_and_nothing_of_tokens(capfd: pytest.Capt
     assert report["padding_free"] == {"on": False, "why": report["padding_free"]["why"], "difference": None}
 
 
+@pytest.mark.parametrize(("warmup", "is_said"), [("1", False), ("2", True)])
+def test_a_warmup_that_does_not_end_is_said(warmup: str, is_said: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    ends = ", all of them warm-up" if is_said else ""
+    assert lines_of(f"--warmup {warmup}", capfd)[-1] == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
+
+
 @pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
 def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
     flags: str, is_said: bool, capfd: pytest.CaptureFixture[str]

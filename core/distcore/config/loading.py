@@ -79,6 +79,7 @@ def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     hint = "" if path.suffix in ("", ".yaml", ".yml") else f"; rows to train on are named by --data {path}"
+    hint = f"; its config is {path / 'config.yaml'}" if (path / "config.yaml").is_file() else hint
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:

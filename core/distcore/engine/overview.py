@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.config import GIVEN
+from distcore.model.optim import warmup_steps
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.task import Datasets
 
@@ -23,7 +24,7 @@ def model_size(module: nn.Module) -> dict[str, int]:
 def overview(run: Run, data: Datasets) -> Iterator[str]:
     """Yield the lines; each begins with its subject."""
     config, facts = run.config, data.facts
-    source, classes = facts.get("data"), facts.get("classes", facts.get("tags"))
+    source, classes = facts.get("source", facts.get("data")), facts.get("classes", facts.get("tags"))
     count = len(classes) if isinstance(classes, list | tuple) else classes
     task = config.task.removeprefix(GIVEN).removeprefix(f"{Path.cwd()}{os.sep}")
     yield f"task:   {task}{f', {count} classes' if isinstance(count, int) else ''}"
@@ -41,4 +42,5 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
         yield "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
     ends = f" (max_steps, not epochs {config.epochs})" if config.max_steps and config.epochs > 1 else ""
+    ends += ", all of them warm-up" if warmup_steps(config, run.total_steps) >= max(1, run.total_steps) else ""
     yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs} epoch{'s' * (epochs != '1')}{ends}"

@@ -85,9 +85,9 @@ class Hooks:
         self.logs = tuple(name for listener in (extensions or {}).values() for name in getattr(listener, "logs", ()))
         """Names that the extensions log."""
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
-        self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
         self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
         self._step, self._step_end = map(self._shortest, ("step", "on_step_end"))
+        self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
         if _is_marked(getattr(strategy, "train_step", None)):
             _warn_of_unused_wrappers(name, plugins)
 

@@ -103,12 +103,9 @@ class Simple:
         metrics = self.row_metrics(model, batch)
         if not isinstance(metrics, dict):  # the caller says so
             return metrics
-        known = self.metrics.keys() | {"loss"}
-        if lacking := known - metrics.keys() - {"loss"}:
-            raise TaskError(
-                f"task {type(self).__name__}: row_metrics() returned {sorted(metrics)}, and not {min(lacking)!r}, "
-                "which `metrics` of the task declares"
-            )
+        if (metrics.keys() ^ self.metrics.keys()) - {"loss"}:
+            returned = f"task {type(self).__name__}: row_metrics() returned {sorted(metrics)}"
+            raise TaskError(f"{returned}, and `metrics` of the task declares {sorted(self.metrics)}: make them equal")
         if "loss" in metrics:
             return metrics
         from distcore.plugin.task.bound import row_losses_alone  # with torch, which is slow to import

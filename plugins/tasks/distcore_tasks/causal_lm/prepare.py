@@ -116,10 +116,17 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
         TokenizedDatasets,
         rows,
         entry.tokenizer,
-        facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts},
+        facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts}
+        | _source(entry, options),
         warnings=(*unused_splits(options), *_warnings(facts, options)),
         **entry.tokens,
     )
+
+
+def _source(entry: Entry, options: CausalOptions) -> dict[str, str]:
+    """Return what the rows of documents are, for the lines before the first step."""
+    windows = f"{options.data}, each a window of at most {options.max_seq_len} tokens"
+    return {"source": windows} if entry.record["form"] == "documents" else {}
 
 
 def _count_samples(rows: int, options: CausalOptions) -> int:

@@ -77,6 +77,7 @@ def test_documents_are_one_stream_in_which_each_token_is_predicted_once(tmp_path
     assert [token for row in rows for token in row["labels"][0].tolist()] == stream[1:]
     assert set(dataset.lengths[:-1].tolist()) == {8}
     assert 1 <= dataset.lengths[-1] <= 8
+    assert task.prepare(RunConfig()).facts["source"] == f"{task.data}, each a window of at most 8 tokens"
 
 
 def test_documents_may_be_joined_without_an_end(tmp_path: Path) -> None:
