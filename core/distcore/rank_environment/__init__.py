@@ -1,4 +1,4 @@
-"""The rank of a process, from the variables of torchrun, SLURM and MPI. Begin with `environment`."""
+"""The rank of a process, from the variables of its launcher. Begin with `environment`."""
 
 from distcore.rank_environment.environment import export, join
 

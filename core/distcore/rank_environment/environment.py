@@ -1,19 +1,16 @@
 """Recognize the ranks of another launcher by its environment variables.
 
 A plugin is a function of the environment. It returns this process's RankInfo, or ``None`` if its launcher did not start
-the process. At most one of the three here answers: inside an ``srun`` step, the variables of an inner torchrun or
-mpirun take precedence.
+the process. At most one answers: inside an ``srun`` step, the variables of an inner torchrun or mpirun take precedence.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
-from zlib import crc32
 
 from distcore import registry
 from distcore.errors import ConfigError, StrategyError
@@ -27,18 +24,13 @@ Its other variables are the same as torchrun's.
 """
 LAUNCHER_FLAGS_VARIABLE = "DISTCORE_LAUNCHER_FLAGS"
 """Environment variable with the flags by which a launcher started this rank, as a shell takes them."""
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Smallest number of SLURM's batch, interactive and external steps. They have no ranks."""
-MPI_RANKS = (
-    # Rank, size, local rank, local size.
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
-)
 PET = ("PET_NNODES", "PET_NPROC_PER_NODE")
 """Defaults of torchrun's flags, as Kubernetes operators set them."""
-MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
-"""Variables that identify an MPI job, the same on all its ranks."""
+READ_ELSEWHERE = {
+    "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "MV2_COMM_WORLD_SIZE": "mpirun",
+    "MPI_LOCALNRANKS": "mpirun",
+}  # fmt: skip
+"""Numbers of ranks, by the launcher that sets them; ``distcore-clusters`` reads its other variables."""
 
 
 def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
@@ -55,6 +47,12 @@ def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
         rank_info: RankInfo | None = launcher(environ)
         if rank_info is not None:
             return _checked(rank_info)
+    for name in READ_ELSEWHERE if "mpi" not in registry.entries("rank_environments") else ():
+        if environ.get(name, "1") != "1":  # each rank would train the whole job
+            program, remedy = READ_ELSEWHERE[name], registry.how_to_install("distcore-clusters")
+            raise ConfigError(
+                f"{name}={environ[name]}: no plugin reads the ranks of {program}; install it with: {remedy}"
+            )
     return None
 
 
@@ -110,82 +108,8 @@ def _refuse_without_torchrun(environ: Mapping[str, str]) -> None:
         )
 
 
-def slurm(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read the variables of an ``srun`` step with several tasks; ``None`` in a batch script or a step of one task.
-
-    Raises ConfigError for a variable that is missing or malformed.
-    """
-    step = _number(environ, "SLURM_STEP_ID", FIRST_SPECIAL_STEP)
-    if step >= FIRST_SPECIAL_STEP or _has_rank(environ) or _mpi_names(environ):
-        return None
-    size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
-    if size < 2:
-        return None
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
-    local_size = _slurm_local_size(environ)
-    job = f"{environ.get('SLURM_JOB_ID')}.{step}"
-    return RankInfo(
-        rank=_number(environ, "SLURM_PROCID"),
-        size=size,
-        local_rank=_number(environ, "SLURM_LOCALID"),
-        local_size=local_size,
-        launcher="slurm",
-        master_addr=environ.get("MASTER_ADDR") or (LOOPBACK if local_size == size else first_host(hosts)),
-        master_port=_number(environ, "MASTER_PORT", _port_of(job)),
-    )
-
-
-def mpi(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read the variables of ``mpirun``: Open MPI, MVAPICH, and Hydra (MPICH, Intel MPI).
-
-    Raises ConfigError for several machines without MASTER_ADDR: MPI's variables do not name the first one.
-    """
-    names = _mpi_names(environ)
-    if _has_rank(environ) or names is None:
-        return None
-    rank, size, local_rank, local_size = (_number(environ, name) for name in names)
-    if size > local_size and not environ.get("MASTER_ADDR"):
-        raise ConfigError(
-            f"mpirun started {size} ranks, {local_size} on this machine, and MASTER_ADDR is not set: export the "
-            "address of rank 0's machine to all ranks (mpirun -x MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
-        )
-    # Hydra sets no job identifier, but one process per machine starts all its ranks there.
-    alone = f"parent {os.getppid()}" if size == local_size else "several machines"
-    port = _port_of(next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), alone))
-    return RankInfo(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        launcher="mpi",
-        master_addr=environ.get("MASTER_ADDR") or LOOPBACK,
-        master_port=_number(environ, "MASTER_PORT", port),
-    )
-
-
 def _has_rank(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("RANK") and environ.get("WORLD_SIZE"))
-
-
-def _mpi_names(environ: Mapping[str, str]) -> tuple[str, str, str, str] | None:
-    """Return the first row of MPI_RANKS whose variables are all set.
-
-    All, because ``srun --mpi=pmi2`` sets PMI_RANK, too, but no local rank.
-    """
-    return next((names for names in MPI_RANKS if all(environ.get(name) for name in names)), None)
-
-
-def _slurm_local_size(environ: Mapping[str, str]) -> int:
-    counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
-    if not counts:
-        return _number(environ, "SLURM_NTASKS_PER_NODE", 1)
-    try:
-        return expand_counts(counts)[_number(environ, "SLURM_NODEID", 0)]
-    except (ValueError, IndexError):
-        raise ConfigError(
-            f"SLURM_STEP_TASKS_PER_NODE={counts!r}: expected counts such as 2(x3),1 for each of the step's nodes, "
-            f"and this is node {environ.get('SLURM_NODEID', 0)}"
-        ) from None
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -210,30 +134,7 @@ def _checked(rank_info: RankInfo) -> RankInfo:
     return replace(rank_info, local_size=local_size)
 
 
-def _port_of(job: str) -> int:
-    """Return a port that depends on ``job`` only, so that all its ranks agree; below the ephemeral port range."""
-    return 10_000 + crc32(job.encode()) % 20_000
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
-
-
-def first_host(hosts: str) -> str:
-    """Return the first host of a SLURM node list: ``node01`` for ``node[01-04,7],other``."""
-    brackets = re.compile(r"\[(\w+)[^\]]*\]")  # the first number in each pair of brackets, with leading zeros
-    head = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)  # up to the first comma outside brackets
-    return brackets.sub(r"\1", head.group()) if head else ""
-
-
-def expand_counts(counts: str) -> list[int]:
-    """Return one count per node: ``[2, 2, 2, 1]`` for ``2(x3),1``. Raises ValueError if ``counts`` is malformed."""
-    expanded: list[int] = []
-    for part in counts.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise ValueError(f"{counts!r} is not a list of counts")
-        expanded += [int(match[1])] * int(match[2] or 1)
-    return expanded
