@@ -27,8 +27,9 @@ from distcore.plugin.batching.columns import Column, common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask, Loss, terms
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import counts_of
+from distcore.plugin.task.losses import Loss, terms
 from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Batch, Dataset, Task
 

@@ -13,7 +13,8 @@ from distcore.distributed.dtensors import reshard
 from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask, Loss
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.losses import Loss
 from distcore.plugin.task.task import Batch
 
 

@@ -12,7 +12,8 @@ from distcore.distributed.dtensors import reshard
 from distcore.engine.own_step import take_own_step
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks, Passes
-from distcore.plugin.task.bound import BoundTask, Loss
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.losses import Loss
 from distcore.plugin.task.phases import parameters_by_phase
 from distcore.plugin.task.task import Batch
 

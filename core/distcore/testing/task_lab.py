@@ -21,7 +21,8 @@ from distcore.model.lora_base import base_of
 from distcore.plugin.batching.columns import read
 from distcore.plugin.strategy.contract import BaseModelRef, Run, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask, terms
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.losses import terms
 from distcore.plugin.task.outputs import Collected, Collector
 from distcore.plugin.task.task import Batch, Dataset, Datasets
 from distcore.resolve.resolve import resolve

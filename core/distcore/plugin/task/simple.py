@@ -108,7 +108,7 @@ class Simple:
             raise TaskError(f"{returned}, and `metrics` of the task declares {sorted(self.metrics)}: make them equal")
         if "loss" in metrics:
             return metrics
-        from distcore.plugin.task.bound import row_losses_alone  # with torch, which is slow to import
+        from distcore.plugin.task.losses import row_losses_alone  # with torch, which is slow to import
 
         return {"loss": row_losses_alone(self.row_loss, model, batch), **metrics}
 

@@ -1,0 +1,125 @@
+"""The loss of a task, in each of its forms: a sum, rows, phases, or over the global batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distcore.errors import TaskError
+from distcore.plugin.task.looked_up import LookedUp
+from distcore.plugin.task.outputs import checked_losses
+from distcore.plugin.task.phases import Phase
+from distcore.plugin.task.task import Batch, Losses
+
+Loss = Callable[[nn.Module, Batch], Losses]
+Log = Callable[..., None]
+"""``log(name, value, weight)``, as ``Run.log``."""
+
+
+def _unlogged(name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
+    """Log nothing."""
+
+
+class TaskLosses(LookedUp):
+    """A task with its losses; results are checked."""
+
+    @cached_property
+    def phases(self) -> Mapping[str, Phase]:
+        """The phases of a step by name, possibly none. Raises TaskError for another type."""
+        phases: Mapping[str, Phase] = self._call("phases", {})
+        if not isinstance(phases, Mapping) or not all(isinstance(phase, Phase) for phase in phases.values()):
+            raise TaskError(f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase")
+        if self.has("phases") and (not phases or self.whole_batch):
+            why = "has both phases() and batch_loss()" if phases else "phases() returned none"
+            raise TaskError(f"task {self.name}: {why}; a step needs one kind of loss")
+        return phases
+
+    def losses_of_phases(self, log: Log) -> dict[str, Loss]:
+        """Return the loss of each phase, which logs by ``log`` if it has an argument of this name."""
+        return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
+
+    def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
+        each = [terms(loss(model, batch)) for loss in self.losses_of_phases(_unlogged).values()]
+        return sum((loss for loss, _ in each), torch.zeros(())), {k: v for _, more in each for k, v in more.items()}
+
+    @cached_property
+    def loss(self) -> Loss:
+        """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError if it has neither.
+
+        A loss over the global batch is computed for one micro-batch alone; losses of phases are added.
+        """
+        return self.loss_that_logs(_unlogged)
+
+    def loss_that_logs(self, log: Log) -> Loss:
+        """Return ``loss``, which logs by ``log`` if it has an argument of this name."""
+        if self.whole_batch:
+            return self._loss_of_micro_batch
+        if self.has("phases"):
+            return self._sum_of_phases
+        if self.has("loss"):
+            own: Loss = _logging(self._own["loss"], log)
+            return own
+        if not self.has("row_loss"):
+            raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
+        row_loss = _logging(self._own["row_loss"], log)
+        checked = partial(checked_losses, row_loss=self._own["row_loss"])
+
+        def summed(model: nn.Module, batch: Batch) -> Losses:
+            losses, others = terms(row_loss(model, batch))
+            return checked(losses).sum(), {name: checked(term).sum() for name, term in others.items()}
+
+        return summed
+
+    def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name; raises TaskError for others."""
+        embeddings = self._own["embed"](model, batch)
+        if not isinstance(embeddings, Mapping) or not embeddings:
+            raise TaskError(f"task: embed() returned {type(embeddings).__name__}; expected a dict of tensors (n, …)")
+        sizes = {len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in embeddings.values()}
+        if len(sizes) > 1 or 0 in sizes:
+            raise TaskError(f"task: embed() returned {sorted(embeddings)} of unlike rows; expected tensors (n, …)")
+        return {name: value.float() for name, value in embeddings.items()}
+
+    def _loss_of_micro_batch(self, model: nn.Module, batch: Batch) -> Tensor:
+        embeddings = self.embed(model, batch)
+        return self.batch_loss(embeddings, torch.arange(len(next(iter(embeddings.values())))))
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Log = _unlogged) -> Tensor:
+        """Return the loss of all rows of a global batch, a scalar; raises TaskError for anything else."""
+        loss = _logging(self._own["batch_loss"], log)(embeddings, rows)
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise TaskError(f"task: batch_loss() returned {type(loss).__name__}; expected a tensor without dimensions")
+        return loss
+
+    def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of each row, ``(n,)``, or the sum, ``(1,)``, if the task has only a summed loss."""
+        if self.has("outputs"):
+            losses = self._own["outputs"](model, batch).get("loss")
+            if isinstance(losses, Tensor):
+                return losses
+        elif self.has("row_loss"):
+            return self._row_loss(model, batch)
+        return terms(self.loss(model, batch))[0][None]
+
+    def _row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return ``row_loss`` alone, without additional terms and without logging."""
+        return row_losses_alone(self._own["row_loss"], model, batch)
+
+
+def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return a loss, and its additional terms by name."""
+    return losses if isinstance(losses, tuple) else (losses, {})
+
+
+def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
+    """Return ``row_loss`` of each row, without additional terms and without logging."""
+    return checked_losses(terms(_logging(row_loss, _unlogged)(model, batch))[0], row_loss)
+
+
+def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    return partial(loss, log=log) if "log" in inspect.signature(loss).parameters else loss
