@@ -8,19 +8,23 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
+from distcore import Dataset
 from distcore.plugin.task.dataset_spec import DatasetSpec
 from distcore.plugin.task.spec import TaskSpec
 
 PAGE = Path(__file__).parents[1] / "docs/tasks.md"
-TABLES = {"methods": TaskSpec, "members": DatasetSpec}
+TABLES: dict[str, tuple[type, ...]] = {"methods": (TaskSpec,), "members": (Dataset, DatasetSpec)}
 """Contents of the tables, by the name in their marks ``<!-- methods -->`` and ``<!-- /methods -->``."""
 
 
-def members(spec: type) -> Iterator[tuple[str, str]]:
-    """Yield each member of a specification as a user writes it, with the first clause of its docstring."""
-    for name, member in vars(spec).items():
+def members(*specs: type) -> Iterator[tuple[str, str]]:
+    """Yield each member of the specifications as a user writes it, with the first clause of its docstring."""
+    for name, member in chain.from_iterable(vars(spec).items() for spec in specs):
+        if name.startswith("_") and name != "__len__":  # what a protocol has by itself
+            continue
         if isinstance(member, property):
             yield name, _first_clause(member)
         elif inspect.isfunction(member):
@@ -39,9 +43,9 @@ def _first_clause(member: object) -> str:
 
 def with_tables(page: str) -> str:
     """Return the page with each table between its marks."""
-    for name, spec in TABLES.items():
+    for name, specs in TABLES.items():
         heading = name.removesuffix("s")
-        rows = [f"| {heading} | |", "|---|---|", *(f"| `{member}` | {does} |" for member, does in members(spec))]
+        rows = [f"| {heading} | |", "|---|---|", *(f"| `{member}` | {does} |" for member, does in members(*specs))]
         before, _, rest = page.partition(f"<!-- {name} -->\n")
         _, mark, after = rest.partition(f"<!-- /{name} -->")
         if not mark:

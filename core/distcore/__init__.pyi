@@ -39,6 +39,7 @@ from distcore.model.row_dropout import current_masks as current_masks
 from distcore.model.transformers_log import silence_transformers as silence_transformers
 from distcore.plugin.batching.columns import Column as Column
 from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn
+from distcore.plugin.batching.permutation import Feistel as Feistel
 from distcore.plugin.batching.sampling import BatchPlan as BatchPlan
 from distcore.plugin.batching.sampling import rank_sampler as rank_sampler
 from distcore.plugin.batching.token_budget import TokenCut as TokenCut

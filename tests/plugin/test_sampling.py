@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
 from distcore import BatchPlan
+from distcore.errors import TaskError
 from distcore.plugin.batching.columns import whole
 
 
@@ -75,3 +78,33 @@ def test_windows_need_less_padding_than_batches() -> None:
         return sum(16 * plan.lengths[plan.rows(0, step)].max() for step in range(plan.steps))
 
     assert padded("window") < 0.7 * padded("shuffled")
+
+
+class Backward:
+    """Rows from the last to the first, in every epoch one further."""
+
+    def __init__(self, epoch: int, rows: int, asked: int = 0) -> None:
+        self.epoch, self.rows, self.asked = epoch, rows, asked
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        return (self.epoch - 1 - positions)[self.asked :] % self.rows
+
+
+@pytest.mark.parametrize("order", ["shuffled", "window"])
+def test_a_dataset_may_say_the_order_of_its_rows(order: str) -> None:
+    plan = plan_of(75, order=order, window=2, own=lambda seed, epoch: Backward(epoch + seed, 75))
+    batches = [plan.rows(2, step).tolist() for step in range(plan.steps)]
+    there = [row % 75 for row in range(76, 1, -1)]
+    if order == "shuffled":
+        assert batches == [there[start : start + 16] for start in range(0, 75, 16)]
+    windows = [sorted(chain.from_iterable(batches[start : start + 2])) for start in range(0, plan.steps, 2)]
+    assert windows == [sorted(there[start : start + 32]) for start in range(0, 75, 32)]
+
+
+def test_an_order_with_too_few_rows_is_one_line() -> None:
+    plan = plan_of(75, own=lambda seed, epoch: Backward(epoch, 75, asked=1))
+    with pytest.raises(TaskError, match=r"^dataset: its column Backward returned values of shape \(15,\) for rows"):
+        plan.rows(0, 0)

@@ -8,13 +8,19 @@ from distcore_data.cache import cache_root, cached_folder
 from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
 from distcore_data.filters import Filtered
 from distcore_data.formats.columns import Record, describe_value, row_error
+from distcore_data.orders import RowOrder
+from distcore_data.orders.mixtures import MixedRows
+from distcore_data.orders.windows import WindowedRows
 from distcore_data.splits import Split, find_split
 
 __all__ = [
     "Filtered",
+    "MixedRows",
     "Record",
+    "RowOrder",
     "Source",
     "Split",
+    "WindowedRows",
     "cache_root",
     "cached_folder",
     "check_source",

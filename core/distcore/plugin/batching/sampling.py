@@ -6,6 +6,7 @@ depend on their lengths and on the number of ranks without changing the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Literal
@@ -17,7 +18,7 @@ from distcore.plugin.batching.columns import Column, common_value, is_windowed, 
 from distcore.plugin.batching.permutation import computed_rows, order_kind
 from distcore.plugin.batching.token_budget import TokenCut, equal_bounds
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
-from distcore.plugin.task.datasets import pads
+from distcore.plugin.task.datasets import order_of, pads
 from distcore.plugin.task.task import Dataset
 
 GROUP = 64
@@ -45,6 +46,8 @@ class BatchPlan:
     """
     window: int = 50
     """Size of a window in global batches; only for ``order="window"``."""
+    own: Callable[[int, int], Column] | None = None
+    """The dataset's own order by seed and epoch, in the place of a random one."""
     by_tokens: TokenCut | None = None
     """How to cut a global batch by tokens; ``None``: into slices with equal numbers of rows."""
 
@@ -148,6 +151,7 @@ def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
         seed=config.seed,
         order="window" if config.loader.length_grouping == "window" else "shuffled",
         window=config.loader.window,
+        own=order_of(dataset),
         by_tokens=_token_cut(config, dataset),
     )
 
@@ -209,6 +213,8 @@ def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
 
 
 def _shuffled(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
+    if plan.own is not None:
+        return read(plan.own(plan.seed, epoch), np.arange(start, stop))
     if order_kind(len(plan.lengths)) == "permutation":
         return _stored(plan, epoch)[0][start:stop]
     return computed_rows(len(plan.lengths), plan.seed, epoch, start, stop)

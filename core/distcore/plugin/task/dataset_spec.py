@@ -1,4 +1,4 @@
-"""The members of a dataset: four required ones, and optional ones."""
+"""The optional members of a dataset; ``distcore.Dataset`` has the four required ones."""
 
 from __future__ import annotations
 
@@ -7,35 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-
     from distcore.plugin.batching.columns import Column
-    from distcore.plugin.task.task import Batch, Dataset
+    from distcore.plugin.task.task import Dataset
 
 
 class DatasetSpec:
-    """The members that a dataset may have. Nothing inherits from it; ``datasets.py`` asks for the optional ones."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        raise NotImplementedError
-
-    @property
-    def lengths(self) -> Column:
-        """Length of each row in tokens, or 1: rows of like length share a micro-batch."""
-        raise NotImplementedError
-
-    @property
-    def items(self) -> Column:
-        """Weight of each row in the mean loss: 1, or for example its number of tokens."""
-        raise NotImplementedError
-
-    def batch(self, indices: np.ndarray) -> Batch:
-        """Collate these rows, in this order and padded to the longest of them: any nesting of tensors.
-
-        ``indices`` is int64, shape ``(n,)``. ``distcore.Dataset`` has the other rules.
-        """
-        raise NotImplementedError
+    """The members that a dataset may have. Nothing inherits from it; ``datasets.py`` asks for them."""
 
     @property
     def counts(self) -> Mapping[str, Column]:
@@ -48,6 +25,14 @@ class DatasetSpec:
         Number, lengths and order of rows stay the same; ``items`` and the values of ``batch`` may differ. Called at the
         start of an epoch, and again if a run resumes inside it: the answer must depend on ``epoch`` alone.
         ``distcore.row_random`` makes random numbers for a row of an epoch.
+        """
+        raise NotImplementedError
+
+    def row_order(self, seed: int, epoch: int) -> Column:
+        """Return the row at each position of ``epoch``, counted from 0; ``None``, or no such member: a random order.
+
+        It must depend on its arguments alone. A row may come up several times or not at all, as in a mixture; the
+        number of positions is that of the rows. ``content`` must cover how rows are ordered.
         """
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +23,12 @@ def varies(dataset: Dataset) -> bool:
 def at_epoch(dataset: Dataset, epoch: int) -> Dataset:
     """Return the rows as they are in ``epoch``; ``dataset`` itself unless it varies."""
     return dataset.at(epoch) if hasattr(dataset, "at") else dataset
+
+
+def order_of(dataset: Dataset) -> Callable[[int, int], Column] | None:
+    """Return the order of the rows by seed and epoch, if the dataset has one of its own."""
+    order: Callable[[int, int], Column] | None = getattr(dataset, "row_order", None)
+    return order
 
 
 def content_of(dataset: Dataset) -> str | None:

@@ -41,12 +41,12 @@ class Dataset(Protocol):
 
     @property
     def lengths(self) -> Column:
-        """Length of each row in tokens: rows of like length share a micro-batch."""
+        """Length of each row in tokens, or 1: rows of like length share a micro-batch."""
         ...
 
     @property
     def items(self) -> Column:
-        """Weight of each row in the mean loss: 1 per sample, or its number of tokens."""
+        """Weight of each row in the mean loss: 1, or for example its number of tokens."""
         ...
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Dataset(Protocol):
         ...
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """Collate the rows ``indices``, int64, shape ``(n,)``, in this order and padded to the longest of them.
+        """Collate these rows, in this order and padded to the longest of them; ``indices`` is int64, shape ``(n,)``.
 
         Tensors are on the CPU; the core moves them to the device. The same rows must give the same values each time, on
         every rank and in every loader process; randomness belongs into ``at``. On an accelerator a separate thread

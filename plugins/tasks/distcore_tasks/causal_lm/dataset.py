@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distcore_data import RowOrder
 from distcore_tasks.shared.arrays import ArrayFile, array_blocks, digest_arrays, map_array
 from distcore_tasks.shared.jagged import IGNORED, flat_rows, read_content, write_content
 
@@ -69,6 +70,8 @@ class SequenceDataset:
     """Number of rows with a prompt for ``generate``. These are the first rows."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     @property
     def lengths(self) -> np.ndarray:

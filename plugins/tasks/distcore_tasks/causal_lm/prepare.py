@@ -22,6 +22,7 @@ from distcore_tasks.shared.pretrained import (
     load_tokenizer,
     set_pad_token,
 )
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
@@ -110,6 +111,7 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
     rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in prompts}
+    rows["train"] = in_order(rows["train"], options)
     if packed:
         rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
     return with_rows(

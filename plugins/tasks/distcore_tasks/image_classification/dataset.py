@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import ConstantColumn, row_random
+from distcore_data import RowOrder
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.rows import Images
@@ -38,6 +39,8 @@ class ImageDataset:
     """SHA-256 over images and classes, in hexadecimal."""
     change: Change | None = None
     """Change of each image before it enters a batch; ``None``: no change."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     @property
     def lengths(self) -> ConstantColumn:
@@ -87,6 +90,7 @@ class AugmentedImages(ImageDataset):
             labels=self.labels,
             preprocessing=self.preprocessing,
             content=self.content,
+            row_order=self.row_order,
             change=partial(_change, self.augment, self.seed, epoch),
         )
 

@@ -20,6 +20,7 @@ from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
 from distcore_tasks.shared.pretrained import read_config
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import check_filter, say_embedded, unused_splits
 
 SIZE = 64
@@ -66,7 +67,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
         check_resizing(source.name, source.store, preprocessing.size)
     sets = {name: rows for name, (_, rows) in parts.items()}
     return ImageDatasets(
-        train=_augmented(sets["train"], options, seed),
+        train=_augmented(in_order(sets["train"], options), options, seed),
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
         facts={

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import row_random
+from distcore_data import RowOrder
 from distcore_tasks.shared.arrays import ArrayFile
 from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
 
@@ -86,6 +87,8 @@ class MaskedDataset:
     """Epoch of the masks; always 0 for evaluation."""
     tells_targets: bool = False
     """True if batches contain the positions of their targets."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -131,6 +134,7 @@ class VaryingMasks(MaskedDataset):
             content=self.content,
             epoch=epoch,
             tells_targets=self.tells_targets,
+            row_order=self.row_order,
         )
 
 

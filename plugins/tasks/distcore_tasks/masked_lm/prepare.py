@@ -22,6 +22,7 @@ from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
@@ -45,6 +46,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
     masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.record["masking"])
     facts, pad = entry.facts, entry.tokens["pad"]
     sets = {name: open_rows(entry.folder / name, pad, masking, varying=name == "train") for name in facts}
+    sets["train"] = in_order(sets["train"], options)
     for name, rows in sets.items():
         facts[name]["targets"] = int(rows.items.sum())
     empty = sum(int((rows.items == 0).sum()) for rows in sets.values())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distcore_data import RowOrder
 from distcore_tasks.preference.rows import NAMES
 from distcore_tasks.shared.jagged import (
     Flat,
@@ -35,6 +36,8 @@ class PreferenceDataset:
     """SHA-256 over all tokens, in hexadecimal."""
     mismatched: bool = False
     """True if batches also pair each prompt with the chosen answer of the next row, as kto needs."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     @property
     def pads(self) -> bool:

@@ -15,6 +15,7 @@ from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import Preferences, read_preferences
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
@@ -35,9 +36,10 @@ def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
         options, seed, settings, options.tokenizer.vocab_size, lambda folder: _build(folder, options, seed)
     )
     pad, facts = entry.tokens["pad"], entry.facts
+    rows = {name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in facts}
     return with_rows(
         TokenizedDatasets,
-        {name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in facts},
+        rows | {"train": in_order(rows["train"], options)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*unused_splits(options), *cut_warning(facts, options.max_seq_len)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distcore_data import RowOrder
 from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class PairDataset:
     """Tokens of each target, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
     content: str
     """SHA-256 over the tokens of both, in hexadecimal."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     @property
     def pads(self) -> bool:

@@ -21,6 +21,7 @@ from distcore_tasks.seq2seq.scores import check_scores
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
@@ -42,9 +43,10 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
     pad, facts = entry.tokens["pad"], entry.facts
+    rows = {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in facts}
     return with_rows(
         TokenizedDatasets,
-        {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in facts},
+        rows | {"train": in_order(rows["train"], options)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*unused_splits(options), *_warnings(facts, options)),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -46,6 +46,22 @@ class Filter:
             raise ConfigError(f"filter.matches = {self.matches!r}: no regular expression: {error}") from None
 
 
+@dataclass(frozen=True)
+class Order:
+    """Order of the training rows, a function of seed and epoch."""
+
+    kind: Literal["full", "windows"] = "full"
+    """All rows shuffled; or shards of 64 rows shuffled, and their rows in windows of shards."""
+    window_shards: Annotated[int, Field(ge=1)] = 1024
+    """Shards in a window."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a size of windows without windows."""
+        if self.kind == "full" and self.window_shards != Order.window_shards:
+            problem = "order.kind = 'full' has no windows; leave it out, or set order.kind=windows"
+            raise ConfigError(f"order.window_shards = {self.window_shards}: {problem}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """Options that all of these tasks have."""
@@ -67,6 +83,7 @@ class TaskOptions:
         "test_data": "free",
         "filter": "free",
         "dropout": "ask",
+        "order": "other rows",
     }
 
     model: str
@@ -82,6 +99,8 @@ class TaskOptions:
     """Fraction of the rows of ``data`` to hold out for evaluation."""
     filter: Filter = Filter()
     """Rows to keep, by a column and a regular expression."""
+    order: Order = Order()
+    """Order of the training rows."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
 

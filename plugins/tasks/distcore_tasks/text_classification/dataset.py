@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distcore_data import RowOrder
 from distcore_tasks.shared.arrays import ArrayFile, digest_arrays, map_array
 from distcore_tasks.shared.jagged import Flat, FlatFile, flat_rows, open_flat, read_content, write_content
 from distcore_tasks.text_classification.encode import Encoded
@@ -52,6 +53,8 @@ class TokenDataset:
     """Token types, int8; ``None`` if the model takes none."""
     type_pad: int = 0
     """Token type of padding."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -16,6 +16,7 @@ from distcore_tasks.shared.classification.labels import split_parts
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, rows_name, source_label, unused_splits
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
@@ -149,9 +150,10 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     classes = tuple(str(label) for label in labels)
     # The record names the option, not the file: the next run may have another file with the same content.
     warnings = [f"{rows_name(getattr(options, source), options)}: {line}" for source, line in entry.record["warnings"]]
+    rows = {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()}
     return with_rows(
         TextDatasets,
-        {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()},
+        rows | {"train": in_order(rows["train"], options)},
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
         warnings=(

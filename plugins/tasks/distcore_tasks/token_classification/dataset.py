@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distcore_data import RowOrder
 from distcore_tasks.shared.arrays import ArrayFile
 from distcore_tasks.shared.jagged import (
     IGNORED,
@@ -53,6 +54,8 @@ class TaggedDataset:
     """The source file, as the user named it, or the name of an embedded dataset."""
     origin: Path | None = None
     """The file ``ROWS`` of these rows."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     def __len__(self) -> int:
         return len(self.items)

@@ -15,6 +15,7 @@ from distcore_tasks.shared.cache import CachedDatasets, total
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.pretrained import check_vocabulary
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, source_label, unused_splits
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenize_rows import chunks
@@ -52,9 +53,10 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
     classes = tuple(map(str, labels))
     sources = {"train": options.data, "evaluation": options.eval_data or options.data, "test": str(options.test_data)}
+    rows = {name: open_tagged(entry.folder / name, pad, source_label(sources[name], options)) for name in facts}
     return with_rows(
         TagDatasets,
-        {name: open_tagged(entry.folder / name, pad, source_label(sources[name], options)) for name in facts},
+        rows | {"train": in_order(rows["train"], options)},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
         warnings=(*unused_splits(options), *other_head(classes, options), *_warnings(facts, options)),
