@@ -18,7 +18,7 @@ from resume_job import wait_for
 
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
-from distcore.engine.trainer import how_to_go_on
+from distcore.engine.fit import how_to_go_on
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, LAUNCHER_VARIABLE
 

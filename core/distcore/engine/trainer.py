@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import shlex
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -15,21 +13,20 @@ from distcore.checkpoint.job_state import fingerprint, steps_key
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.surroundings import save_task_files
-from distcore.config import GIVEN, RunConfig, dump_config
+from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine import row_form
-from distcore.engine.best import Best, out_of_patience, saved_best, update_best
-from distcore.engine.evaluation import evaluate, sanity_check
+from distcore.engine.best import Best, saved_best
+from distcore.engine.evaluation import sanity_check
 from distcore.engine.finish import finish
+from distcore.engine.fit import fit
 from distcore.engine.frozen import with_frozen
-from distcore.engine.loop import steps
-from distcore.engine.meter import Meter, agree_on_tally
+from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
-from distcore.engine.stopping import catch_stop_signals
 from distcore.errors import StoppedError, StrategyError
 from distcore.files import hold
 from distcore.model import averages
@@ -37,12 +34,12 @@ from distcore.model.model_source import model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.report import Report
-from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
+from distcore.plugin.strategy.contract import Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.tally import Tally
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
-from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, export, join
+from distcore.rank_environment.environment import export
 from distcore.rank_environment.network import prepare_network, spans_machines
 from distcore.resolve.complete import agree, complete, total_steps_of
 from distcore.resolve.micro_batches import cut, description, most_micro_batches
@@ -223,80 +220,3 @@ def start_folder(
 
     on_main(run, hooks, write_start_files)
     return digests, held
-
-
-def fit(
-    run: Run,
-    hooks: Hooks,
-    task: BoundTask,
-    data: Datasets,
-    saver: Saver,
-    progress: Progress,
-    best: Best | None,
-    meter: Meter,
-) -> tuple[Progress, Best | None, Evaluation | None]:
-    """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
-
-    A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
-    if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
-    Ctrl-C the run commits a checkpoint and raises StoppedError.
-    """
-    config, last, stopping = run.config, None, False
-    wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
-    ended = out_of_patience(config, best) or "stop" in wishes
-    with catch_stop_signals() as signals:
-        for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
-            done = progress.step == run.total_steps
-            meter.add(loss)
-            saver.check()
-            if done or progress.step % config.log_every == 0:
-                record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
-                hooks.on_log(run, record)
-            else:
-                wishes = frozenset()
-            ended = "stop" in wishes
-            epoch_ends = progress.step_in_epoch == 0 and config.eval_at_epoch_end
-            evaluating = done or ended or "evaluate" in wishes or epoch_ends or is_due(progress.step, config.eval_every)
-            saving = done or stopping or "save" in wishes or is_due(progress.step, config.save_every)
-            if not evaluating and not saving:
-                continue
-            with meter.pause():
-                improved = False
-                if evaluating:
-                    last = evaluate(run, hooks, task, data.evaluation, data)
-                    hooks.on_evaluation_end(run, progress, last)
-                    best, improved = update_best(run, progress, best, last, task.declared_metrics)
-                    ended = ended or out_of_patience(config, best)
-                if saving or improved or ended:
-                    saver.save(progress, asdict(best) if best else None)
-            if stopping or ended:
-                break
-        saver.wait()
-    if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
-        log.info("%s: ended after step %d", why, progress.step)
-    elif stopping:
-        line = f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}"
-        raise StoppedError(line, *(128 + number for number in signals[:1]))
-    return progress, best, last
-
-
-def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
-    """Return why a run ended: a stop that a listener requested, or no better evaluation; empty if it is complete."""
-    if is_requested:
-        return "an extension or the task requested a stop"
-    return f"no better {best.metric} in {best.waited} evaluations" if best and is_early else ""
-
-
-def how_to_go_on(config: RunConfig) -> str:
-    """Return the command line that continues this run; a shorter hint if the task was given as an object."""
-    if config.task.startswith(GIVEN):
-        return "go on with resume='auto'"
-    launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
-    again = "" if launcher == "local" or flags else f", under {launcher} again,"
-    file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
-    return f"go on{again} with: distcore train {file} --out {out} --resume auto {flags}".rstrip()
-
-
-def is_due(step: int, every: int) -> bool:
-    """Return True if ``step`` is a multiple of ``every``; ``every=0`` means never."""
-    return every > 0 and step % every == 0

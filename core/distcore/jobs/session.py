@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
+from distcore.engine.fit import is_due
 from distcore.engine.loop import steps_ahead
 from distcore.engine.own_step import OwnStep
-from distcore.engine.trainer import begin, is_due, set_up
+from distcore.engine.trainer import begin, set_up
 from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
 from distcore.jobs.train import resolve_here
 from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult

@@ -181,7 +181,7 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 @contextmanager
 def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
     """Raise StoppedError, with what the run folder has, for Ctrl-C that ends a run at once, or before it trains."""
-    from distcore.engine.trainer import how_to_go_on
+    from distcore.engine.fit import how_to_go_on
     from distcore.resolve.run_folder import has_checkpoint
 
     out = Path(str(config.out))

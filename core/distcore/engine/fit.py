@@ -1,0 +1,111 @@
+"""The course of a training run: log, evaluate and save at the steps that ask for it, and end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+
+from distcore.checkpoint.saver import Saver
+from distcore.config import GIVEN, RunConfig
+from distcore.engine.best import Best, out_of_patience, update_best
+from distcore.engine.evaluation import evaluate
+from distcore.engine.loop import steps
+from distcore.engine.meter import Meter, agree_on_tally
+from distcore.engine.stopping import catch_stop_signals
+from distcore.errors import StoppedError
+from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Datasets
+from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, join
+
+log = logging.getLogger("distcore")
+
+
+def fit(
+    run: Run,
+    hooks: Hooks,
+    task: BoundTask,
+    data: Datasets,
+    saver: Saver,
+    progress: Progress,
+    best: Best | None,
+    meter: Meter,
+) -> tuple[Progress, Best | None, Evaluation | None]:
+    """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
+
+    A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
+    if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
+    Ctrl-C the run commits a checkpoint and raises StoppedError.
+    """
+    config, last, stopping = run.config, None, False
+    wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
+    ended = out_of_patience(config, best) or "stop" in wishes
+    with catch_stop_signals() as signals:
+        for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
+            done = progress.step == run.total_steps
+            meter.add(loss)
+            saver.check()
+            if done or progress.step % config.log_every == 0:
+                record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
+                hooks.on_log(run, record)
+            else:
+                wishes = frozenset()
+            ended = "stop" in wishes
+            evaluating, saving = due(config, progress, done, stopping, wishes)
+            if not evaluating and not saving:
+                continue
+            with meter.pause():
+                improved = False
+                if evaluating:
+                    last = evaluate(run, hooks, task, data.evaluation, data)
+                    hooks.on_evaluation_end(run, progress, last)
+                    best, improved = update_best(run, progress, best, last, task.declared_metrics)
+                    ended = ended or out_of_patience(config, best)
+                if saving or improved or ended:
+                    saver.save(progress, asdict(best) if best else None)
+            if stopping or ended:
+                break
+        saver.wait()
+    if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
+        log.info("%s: ended after step %d", why, progress.step)
+    elif stopping:
+        line = f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}"
+        raise StoppedError(line, *(128 + number for number in signals[:1]))
+    return progress, best, last
+
+
+def due(
+    config: RunConfig, progress: Progress, done: bool, stopping: bool, wishes: Collection[str]
+) -> tuple[bool, bool]:
+    """Return whether the run evaluates, and whether it saves, after this step."""
+    epoch_ends = progress.step_in_epoch == 0 and config.eval_at_epoch_end
+    asked = not {"stop", "evaluate"}.isdisjoint(wishes)
+    evaluating = done or asked or epoch_ends or is_due(progress.step, config.eval_every)
+    return evaluating, done or stopping or "save" in wishes or is_due(progress.step, config.save_every)
+
+
+def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
+    """Return why a run ended: a stop that a listener requested, or no better evaluation; empty if it is complete."""
+    if is_requested:
+        return "an extension or the task requested a stop"
+    return f"no better {best.metric} in {best.waited} evaluations" if best and is_early else ""
+
+
+def how_to_go_on(config: RunConfig) -> str:
+    """Return the command line that continues this run; a shorter hint if the task was given as an object."""
+    if config.task.startswith(GIVEN):
+        return "go on with resume='auto'"
+    launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
+    again = "" if launcher == "local" or flags else f", under {launcher} again,"
+    file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
+    return f"go on{again} with: distcore train {file} --out {out} --resume auto {flags}".rstrip()
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return True if ``step`` is a multiple of ``every``; ``every=0`` means never."""
+    return every > 0 and step % every == 0
