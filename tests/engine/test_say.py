@@ -126,9 +126,11 @@ class Logs:
 
 @pytest.mark.needs("distcore-ddp")
 @pytest.mark.ranks
-def test_what_an_extension_logs_is_a_mean_over_ranks(tmp_path: Path) -> None:
-    run(tmp_path / "run", "Logs", strategy="ddp", nproc=2)
-    assert [line["train/rank"] for line in lines(tmp_path / "run") if "train/rank" in line] == [0.5] * 6
+@pytest.mark.parametrize("size", [10, 40])
+def test_what_an_extension_logs_is_a_mean_over_ranks(size: int, tmp_path: Path) -> None:
+    """Also where a rank has no row, as in every second step on 41 rows by 40."""
+    run(tmp_path / "run", "Logs", Problem(rows=41), strategy="ddp", nproc=2, global_batch_size=size, log_every=1)
+    assert [line["train/rank"] for line in lines(tmp_path / "run") if "train/rank" in line] == [0.5] * 12
 
 
 @dataclass

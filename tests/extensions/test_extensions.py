@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distcore import RankError, RunConfig, train
-from distcore.extensions.progress import ProgressLine, describe_evaluation, time_left
+from distcore.extensions.progress import ProgressLine, describe, describe_evaluation, time_left
 from distcore.files import is_held
 from distcore.plugin.extensions import load_extensions
 
@@ -257,6 +257,11 @@ def test_a_narrow_screen_keeps_speed_and_time_left(
     assert drawn
     assert all(text.endswith(line) and text.startswith("━") == (columns == 120) for text in drawn)
     assert all(len(text.rstrip()) <= columns for text in shown)
+
+
+def test_the_line_has_the_further_speeds_of_a_record() -> None:
+    more = RECORD | {"tokens_per_second": 12345.6, "mfu": 0.4567}
+    assert "  213 samples/s  12346 tokens/s  MFU 45.7%  eta " in describe(FewColumns(), more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("terminal", ["0", "1"])

@@ -85,6 +85,7 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
             progress = advance(progress, rows, plan)
             if run.ema is not None:
                 averages.update(run, hooks, progress.step)
+            run.tally.muted = False  # it is after padding, which says nothing about what a listener logs
             hooks.on_step_end(run, progress, result)
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_end(run, progress)

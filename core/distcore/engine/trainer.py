@@ -78,7 +78,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     task = resolved.task
     run, data, saver, progress, best = begin(world, resolved, hooks, rank_info)
     with closing(saver), explain_mixed_devices(run, hooks), attention_of(world.device, data.train.lengths):
-        hooks.on_run_start(run, progress)
+        hooks.on_run_start(run, progress, task, data)
         if world.is_main:
             log.debug("%s", description(run.config, data))
         sanity_check(run, hooks, task, data)

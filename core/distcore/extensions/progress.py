@@ -23,6 +23,7 @@ COUNTS = {"evaluated", "unique", "dataset_size"}
 """Keys of an evaluation's summary that are not metrics."""
 NOT_FINITE = "try a lower lr (--lr), a warm-up, or precision fp32; extensions.nan_guard=true (--set) ends a run there"
 """Advice for a loss that is NaN or infinite."""
+SPEEDS = {"samples_per_second": "{:.0f} samples/s", "tokens_per_second": "{:.0f} tokens/s", "mfu": "MFU {:.1%}"}
 SHORTEST_BAR = 8
 """Characters; a shorter bar says nothing, and the text gets its place."""
 
@@ -111,14 +112,13 @@ def describe(run: Run, record: dict[str, float], width: int | None = None) -> st
 
     If the line is longer than ``width`` characters, it leaves out learning rate, then epoch, then loss.
     """
-    speed = record["samples_per_second"]
     parts = {
         "step": f"step {record['step']:.0f}/{run.total_steps}",
         "epoch": f"epoch {round(record['epoch'], 2):g}",
         "loss": f"loss {record['loss']:.4f}",
         "lr": f"lr {record['lr']:.3g}",
-        "speed": f"{speed:.0f} samples/s",
-        "eta": f"eta {time_left(run, record['step'], speed)}",
+        "speed": "  ".join(text.format(record[name]) for name, text in SPEEDS.items() if name in record),
+        "eta": f"eta {time_left(run, record['step'], record['samples_per_second'])}",
     }
     for part in ("lr", "epoch", "loss"):
         if width is not None and len("  ".join(parts.values())) > width:

@@ -38,7 +38,7 @@ from distcore.plugin.strategy.contract import (
 )
 from distcore.plugin.strategy.hookspecs import Events, Operations, hookimpl
 from distcore.plugin.strategy.state import SavedState, State
-from distcore.plugin.task.task import Batch
+from distcore.plugin.task.task import Batch, Datasets, Task
 
 log = logging.getLogger("distcore")
 
@@ -185,9 +185,9 @@ class Hooks:
         """Call the hook; raises StrategyError unless it returns a bool."""
         self._checked("teardown", bool, self._call.teardown(world=world))
 
-    def on_run_start(self, run: Run, progress: Progress) -> None:
+    def on_run_start(self, run: Run, progress: Progress, task: Task, data: Datasets) -> None:
         """Tell all listeners that training is about to start."""
-        self._tell("on_run_start", run, progress=progress)
+        self._tell("on_run_start", run, progress=progress, task=task, data=data)
 
     def on_epoch_start(self, run: Run, progress: Progress) -> None:
         """Tell all listeners that an epoch begins."""

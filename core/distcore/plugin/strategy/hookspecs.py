@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from distcore.plugin.strategy.state import SavedState, State
     from distcore.plugin.strategy.tally import Answer
-    from distcore.plugin.task.task import Batch
+    from distcore.plugin.task.task import Batch, Datasets, Task
 
 hookspec = pluggy.HookspecMarker("distcore")
 hookimpl = pluggy.HookimplMarker("distcore")
@@ -288,10 +288,10 @@ class Events:
     """
 
     @hookspec
-    def on_run_start(self, run: Run, progress: Progress) -> Answer:
+    def on_run_start(self, run: Run, progress: Progress, task: Task, data: Datasets) -> Answer:
         """The model is wrapped, a checkpoint is loaded if there is one to resume; training is about to start.
 
-        ``progress`` is the start: step 0, or the checkpoint's step.
+        ``progress`` is the start: step 0, or the checkpoint's step. ``data`` are the rows of ``task``.
 
         Example::
 

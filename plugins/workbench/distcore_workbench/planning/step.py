@@ -121,7 +121,7 @@ def trace(job: TracedJob, stand_in: object) -> Step:
     hooks = Hooks(job.config.strategy, stand_in, {"phases": phases})
     apart = stand_in if isinstance(stand_in, HoldsExtraTensors) else None
     try:
-        module = _without_values(job.meta_model, storages)
+        module = without_values(job.meta_model, storages)
         with _unsaid(), _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
             return _trace(job, hooks, storages, module, phases, apart)
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
@@ -208,7 +208,7 @@ def _with_frozen(job: TracedJob, hooks: Hooks, storages: Storages, run: Run) -> 
     held = []
     for name, meta_model in job.frozen.items():
         if meta_model is not None:
-            module = _without_values(meta_model, storages).requires_grad_(False)
+            module = without_values(meta_model, storages).requires_grad_(False)
             beside = replace(run, module=module, model=module, optimizer=None, strategy_state=None)
             models[name] = hooks.wrap_model(beside, module, None).model
             models[name].eval()
@@ -223,7 +223,7 @@ def _with_frozen(job: TracedJob, hooks: Hooks, storages: Storages, run: Run) -> 
     return (replace(run, consult=consult) if models else run), held
 
 
-def _without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:
+def without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:
     """Return a copy of ``meta_model`` on a CPU without memory; tied parameters stay tied."""
     module = copy.deepcopy(meta_model)
     made: dict[int, Tensor] = {}

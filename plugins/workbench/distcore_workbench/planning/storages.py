@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from distcore_workbench.planning.workspace import workspace
 
@@ -93,7 +93,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
         else:
-            result = func(*(tree_map(_as_rows, args) if func in INDEXED else args), **kwargs)
+            indexed = (args[0], _as_rows(args[1]), *args[2:]) if func in INDEXED else args
+            result = func(*indexed, **kwargs)
         made = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
         if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
@@ -178,9 +179,13 @@ def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
     return not kind.is_floating_point and not kind.is_complex
 
 
-def _as_rows(value: Any) -> Any:
-    """Return a mask with values as indices, so that the selection has a known shape."""
-    if isinstance(value, Tensor) and value.dtype is torch.bool and not isinstance(value, FakeTensor):
-        with unset_fake_temporarily():
-            return value.nonzero().unbind(1)
-    return value
+def _as_rows(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """Return indices with each mask that has values as one index per dimension: the selection has a known shape."""
+    plain: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype is not torch.bool or isinstance(index, FakeTensor):
+            plain.append(index)
+        else:
+            with unset_fake_temporarily():
+                plain += index.nonzero().unbind(1)
+    return plain

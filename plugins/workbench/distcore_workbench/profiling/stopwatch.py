@@ -37,12 +37,12 @@ class Stopwatch:
         """Note when training begins."""
         self._device = run.world.device
         self._began = time.monotonic()
-        self._since = self._mark()
+        self._since = mark(self._device)
 
     @hookimpl(trylast=True)
     def on_step_end(self, progress: Progress) -> None:
         """Note the end of a step."""
-        now = self._mark()
+        now = mark(self._device)
         self._spans.append((self._since, now))
         self._samples.append(progress.samples)
         self._since = now
@@ -50,12 +50,12 @@ class Stopwatch:
     @hookimpl(trylast=True)
     def on_evaluation_end(self) -> None:
         """Leave the evaluation out of the next step."""
-        self._since = self._mark()
+        self._since = mark(self._device)
 
     @hookimpl(trylast=True)
     def on_checkpoint(self) -> None:
         """Leave the checkpoint out of the next step."""
-        self._since = self._mark()
+        self._since = mark(self._device)
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
@@ -70,13 +70,14 @@ class Stopwatch:
         }
         Path(str(run.config.out), self.file).write_text(strict_json(facts), encoding="utf-8")
 
-    def _mark(self) -> Mark:
-        """Return the present point in time."""
-        if self._device.type == "cpu":
-            return time.perf_counter()
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
+
+def mark(device: torch.device) -> Mark:
+    """Return the present point in time: on an accelerator, in the device's queue."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.Event(device, enable_timing=True)
+    event.record()
+    return event
 
 
 def seconds_between(start: Mark, end: Mark) -> float:

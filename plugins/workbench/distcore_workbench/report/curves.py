@@ -19,10 +19,14 @@ TITLES = {
     "lr": "learning rate",
     "grad_norm": "gradient norm",
     "samples_per_second": "samples/s",
+    "tokens_per_second": "tokens/s",
+    "model_flops": "model TFLOP per step",
+    "mfu": "MFU",
     "peak_memory_bytes": "peak memory, MiB",
+    "peak_memory_max_bytes": "peak memory of all ranks, MiB",
 }
 """Names of charts that are no metrics, in their order below these."""
-UNITS = {"peak_memory_bytes": 2**20}
+UNITS = {"model_flops": 10**12, "peak_memory_bytes": 2**20, "peak_memory_max_bytes": 2**20}
 """The divisor of a chart's values."""
 BASELINES = ("majority_", "baseline_", "lookup_")
 """Beginnings of the names of baselines; the rest of the name is the metric to compare with."""

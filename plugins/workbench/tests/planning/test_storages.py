@@ -51,6 +51,15 @@ def test_what_a_convolution_takes_beside_its_results_lives_no_longer_than_it() -
     assert left < most_of(storages) / 2
 
 
+def test_a_mask_with_values_chooses_tokens_of_several_rows() -> None:
+    mask, storages = torch.tensor([[True, False, True], [False, False, True]]), Storages()
+    with storages.tracing():
+        weight = nn.Parameter(torch.empty(2, 3, 5))
+        assert weight[mask].shape == (3, 5)
+        assert weight[:, mask[0]].shape == (2, 2, 5)
+        weight[mask].sum().backward()
+
+
 def test_more_threads_take_more_beside_a_convolutions_gradient() -> None:
     images, weight, gradient = torch.empty(4, 3, 128, 128), torch.empty(256, 3, 16, 16), torch.empty(4, 256, 8, 8)
     given = [gradient, images, weight, [256], [16, 16], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]]

@@ -1,0 +1,57 @@
+"""The time of a run by phase, on this rank: every moment belongs to one phase, so the phases add up to the clock."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from distcore_workbench.profiling.stopwatch import Mark, mark, seconds_between
+
+PHASES = ("starting", "data", "forward", "backward", "step", "log", "other", "evaluation", "save")
+"""The phases. ``forward`` of an optimizer step that a strategy makes by its own ``train_step`` is the whole of it."""
+TRAINING = ("data", "forward", "backward", "step", "log", "other")
+"""Those of which training consists."""
+
+
+KEPT = 256
+"""Spans of a device's queue that may wait; of more, those that are over are added up."""
+
+
+class PhaseClock:
+    """Adds up seconds by phase. On an accelerator it marks the device's queue, and no step waits for the device."""
+
+    def __init__(self, device: torch.device, already: float) -> None:
+        """Begin in the phase ``starting``, which has lasted for ``already`` seconds."""
+        self._device = device
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds["starting"] = already
+        self._phase, self._since = "starting", mark(self._device)
+        self._pending: deque[tuple[str, torch.Event, torch.Event]] = deque()
+
+    def enter(self, phase: str) -> None:
+        """End the current phase, and begin ``phase``."""
+        now = mark(self._device)
+        if isinstance(now, torch.Event) and isinstance(self._since, torch.Event):
+            self._pending.append((self._phase, self._since, now))
+        else:
+            self._seconds[self._phase] += seconds_between(self._since, now)
+        self._phase, self._since = phase, now
+        while len(self._pending) > KEPT and self._pending[0][2].query():
+            self._take()
+
+    @property
+    def phase(self) -> str:
+        """The current phase."""
+        return self._phase
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every phase so far; waits for the device."""
+        self.enter(self._phase)
+        while self._pending:
+            self._take()
+        return dict(self._seconds)
+
+    def _take(self) -> None:
+        phase, start, end = self._pending.popleft()
+        self._seconds[phase] += seconds_between(start, end)

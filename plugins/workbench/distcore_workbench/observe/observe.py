@@ -1,0 +1,195 @@
+"""Figures of a run in every log line: real tokens and operations by second, time by phase, memory of every rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import psutil
+from torch import Tensor
+
+from distcore import (
+    BatchPlan,
+    BuiltModel,
+    ConfigError,
+    Datasets,
+    ModelSource,
+    Progress,
+    RankInfo,
+    Run,
+    Sampler,
+    State,
+    StepResult,
+    Task,
+    hookimpl,
+)
+from distcore.jobs import join, peak_memory
+from distcore_workbench.observe.clock import PHASES, TRAINING, PhaseClock
+from distcore_workbench.observe.flops import count_flops
+from distcore_workbench.observe.peaks import peak_of
+from distcore_workbench.observe.slots import Slots
+from distcore_workbench.observe.tokens import Work
+
+TIMED = (*TRAINING, "evaluation", "save")
+"""Phases in a log line; a run's start is over before its first."""
+EVALUATES = ("longest-first", "sequential")
+"""Orders of rows of an evaluation."""
+
+
+@dataclass
+class Observe:
+    """Add figures of speed, time and memory to every log line; each covers the steps since the line before.
+
+    - ``tokens_per_second``: real tokens of all ranks, without padding; not for rows that have no tokens, such as images.
+    - ``model_flops``: operations of a step, mean, forward and backward. They are counted once, on tensors without
+      values, for the shortest, a middle and the longest row; a polynomial through the three gives the others, which is
+      exact for a transformer. Matrix products and convolutions count, two operations for each multiplication. Attention
+      counts over the whole row, packed or causal too. Recomputation and gradients of frozen weights do not count.
+    - ``mfu``: the model FLOPs per second, divided by the peak of all devices. Sources are in ``observe/peaks.py``.
+    - ``data_seconds``, ``forward_seconds``, ``backward_seconds``, ``step_seconds`` (the optimizer's), ``log_seconds``,
+      ``other_seconds``, ``evaluation_seconds``, ``save_seconds``: mean over ranks of the time in each phase.
+      Communication is part of the phase that waits for it; ``--profile`` tells it apart.
+    - ``peak_memory_max_bytes`` and ``peak_memory_max_rank``: the highest peak of all ranks so far, and whose it is.
+
+    What ranks tell each other goes with the loss: there is no further communication. On an accelerator the phases are
+    timed in the device's queue, and no step waits for the device.
+    """
+
+    peak_tflops: float | None = None
+    """TFLOP/s of the device of a rank in the run's precision, for MFU; null: by a table of devices."""
+
+    def __post_init__(self) -> None:
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ConfigError(f"extensions.observe.peak_tflops = {self.peak_tflops}: must be above 0")
+        self._slots = Slots((join(os.environ) or RankInfo()).size)
+        self.logs = (*(f"{phase}_seconds" for phase in TIMED), *self._slots.names)
+        """Names of the sums that ranks send."""
+        self._source: ModelSource | None = None
+        self._clock: PhaseClock | None = None
+        self._sent = dict.fromkeys(PHASES, 0.0)
+        self._is_checked = False
+
+    @hookimpl(wrapper=True)
+    def build_model(self, source: ModelSource) -> Generator[None, BuiltModel, BuiltModel]:
+        """Remember how the trained model, the first one, is built."""
+        self._source = self._source or source
+        return (yield)
+
+    @hookimpl(trylast=True)
+    def on_run_start(self, run: Run, progress: Progress, task: Task, data: Datasets) -> None:
+        """Count the operations of the model on the main rank, and start the clock."""
+        known = self._source is not None and run.world.is_main
+        flops = count_flops(run, self._source, task, data) if known and self._source else None
+        given = peak_of(run.world.device, run.config) if self.peak_tflops is None else self.peak_tflops * 1e12
+        self._peak = given and given * run.world.size
+        self._work = Work(progress, flops)
+        self._clock = PhaseClock(run.world.device, time.time() - psutil.Process().create_time())
+
+    @hookimpl(wrapper=True)
+    def build_sampler(self, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
+        """Training begins, or an evaluation; the first of these is the check before the first step."""
+        if self._clock is not None and plan.order not in EVALUATES:
+            self._work.plan = plan
+        elif self._clock is not None and self._is_checked:
+            self._clock.enter("evaluation")
+        else:
+            self._is_checked = self._clock is not None
+        return (yield)
+
+    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
+    @hookimpl(wrapper=True, tryfirst=True)
+    def train_step(self) -> Generator[None, Tensor, Tensor]:
+        """Time a strategy's own ``train_step`` as forward; for the default, the two hooks below split the passes."""
+        self._enter("forward")
+        answer = yield
+        self._enter("other")
+        return answer
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def accumulate(self) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
+        """Time the forward pass of a micro-batch."""
+        self._enter("forward")
+        return (yield)
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def backward(self) -> Generator[None, Tensor, Tensor]:
+        """Time the backward pass of a micro-batch."""
+        self._enter("backward")
+        answer = yield
+        self._enter("other")
+        return answer
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def step(self) -> Generator[None, StepResult, StepResult]:
+        """Time the optimizer's step."""
+        self._enter("step")
+        answer = yield
+        self._enter("other")
+        return answer
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def on_step_end(self, run: Run, progress: Progress) -> Generator[None, list[object], list[object]]:
+        """Count the step; before a log line, add what this rank sends with the loss."""
+        answers = yield
+        if run.world.is_main:
+            self._work.add(progress)
+        if progress.step == run.total_steps or progress.step % run.config.log_every == 0:
+            self._send(run)
+        self._enter("data")
+        return answers
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def reduce_loss(self) -> Generator[None, Tensor, Tensor]:
+        """Time what belongs to a log line."""
+        self._enter("log")
+        return (yield)
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def on_log(self, run: Run, record: dict[str, float]) -> Generator[None, list[object], list[object]]:
+        """Replace what each rank sent by figures, before others see the log line."""
+        self._slots.read(record)
+        if run.world.is_main:
+            rank, most = max(self._slots.peaks.items(), key=lambda one: one[1])
+            record |= self._work.figures(record["samples_per_second"], self._peak)
+            record |= {"peak_memory_max_bytes": most, "peak_memory_max_rank": rank}
+        answers = yield
+        self._enter("data")
+        return answers
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def on_evaluation_end(self) -> Generator[None, list[object], list[object]]:
+        """End an evaluation."""
+        answers = yield
+        self._enter("data")
+        return answers
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def save_checkpoint(self, run: Run) -> Generator[None, State, State]:
+        """Begin a save; a moving average reads the weights by this hook, too, without an optimizer."""
+        if run.optimizer is not None:
+            self._enter("save")
+        return (yield)
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def on_checkpoint(self) -> Generator[None, list[object], list[object]]:
+        """End a save; one in the background has let training go on before."""
+        answers = yield
+        if self._clock is not None and self._clock.phase == "save":
+            self._enter("data")
+        return answers
+
+    def _enter(self, phase: str) -> None:
+        if self._clock is not None:
+            self._clock.enter(phase)
+
+    def _send(self, run: Run) -> None:
+        """Add this rank's seconds since the last log line, and its memory, to what the loss is sent with."""
+        assert self._clock is not None
+        seconds = self._clock.seconds()
+        for phase in TIMED:
+            run.log(f"{phase}_seconds", seconds[phase] - self._sent[phase])
+        self._sent = seconds
+        self._slots.send(run, peak_memory(run.world.device))
