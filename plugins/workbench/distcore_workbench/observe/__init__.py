@@ -1,1 +1,1 @@
-"""What a run tells of itself while it trains, and afterwards: speed, memory and where its time went."""
+"""The extension ``observe``: figures of speed, time and memory while a run trains, and where its time went."""

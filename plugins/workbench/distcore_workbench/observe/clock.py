@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from distcore_workbench.profiling.stopwatch import Mark, mark, seconds_between
+from distcore_workbench.profiling.stopwatch import mark, seconds_between
 
 PHASES = ("starting", "data", "forward", "backward", "step", "log", "other", "evaluation", "save")
 """The phases. ``forward`` of an optimizer step that a strategy makes by its own ``train_step`` is the whole of it."""

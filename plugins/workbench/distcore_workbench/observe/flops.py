@@ -128,7 +128,7 @@ def _count(
     # Attention as plain products of matrices: a kernel's backward pass computes the scores again.
     with storages.tracing(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss(model, micro, batch).backward()  # type: ignore[no-untyped-call]
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def _fitted(lengths: Sequence[int], counts: Sequence[int]) -> RowFlops:

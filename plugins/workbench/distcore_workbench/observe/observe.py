@@ -43,12 +43,12 @@ EVALUATES = ("longest-first", "sequential")
 class Observe:
     """Add figures of speed, time and memory to every log line; each covers the steps since the line before.
 
-    - ``tokens_per_second``: real tokens of all ranks, without padding; not for rows that have no tokens, such as images.
+    - ``tokens_per_second``: real tokens of all ranks, without padding; not for rows without tokens, such as images.
     - ``model_flops``: operations of a step, mean, forward and backward. They are counted once, on tensors without
       values, for the shortest, a middle and the longest row; a polynomial through the three gives the others, which is
       exact for a transformer. Matrix products and convolutions count, two operations for each multiplication. Attention
       counts over the whole row, packed or causal too. Recomputation and gradients of frozen weights do not count.
-    - ``mfu``: the model FLOPs per second, divided by the peak of all devices. Sources are in ``observe/peaks.py``.
+    - ``mfu``: the model FLOPs per second, divided by the peak of all devices. Sources are in ``observe/peaks.json``.
     - ``data_seconds``, ``forward_seconds``, ``backward_seconds``, ``step_seconds`` (the optimizer's), ``log_seconds``,
       ``other_seconds``, ``evaluation_seconds``, ``save_seconds``: mean over ranks of the time in each phase.
       Communication is part of the phase that waits for it; ``--profile`` tells it apart.
