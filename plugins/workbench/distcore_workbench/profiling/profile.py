@@ -30,9 +30,12 @@ class Profile:
     """Time the phases of some steps, then trace a few more; write ``profile.json`` and one trace per rank.
 
     The timed steps run without the tracer, which would slow them down. On an accelerator they wait for the device
-    between phases. Communication overlaps with the phases, so it has a column of its own and is not added to the sum.
-    Its share of each phase is measured in the traced steps; for a backend that communicates outside of
-    ``torch.distributed`` it is unknown. A run of fewer steps is profiled as far as they go.
+    between phases. ``data_wait`` is from the end of a step to the next forward pass: choosing and collating rows;
+    ``forward`` and ``backward`` are all micro-batches, with the collectives that they wait for; ``optimizer`` is
+    clipping, step and clearing gradients; ``logging`` is the sum over ranks at a log line, and the extensions that hear
+    it; ``rest`` is schedule, progress and hooks. Communication overlaps with the phases, so it has a column of its own
+    and is not added to the sum. Its share of each phase is measured in the traced steps; for a backend that
+    communicates outside of ``torch.distributed`` it is unknown. A run of fewer steps is profiled as far as they go.
     """
 
     wait: int = 5
