@@ -6,14 +6,11 @@ from collections import deque
 
 import torch
 
+from distcore_workbench.observe.phases import PHASES
 from distcore_workbench.profiling.stopwatch import mark, seconds_between
 
-PHASES = ("starting", "data", "forward", "backward", "step", "log", "other", "evaluation", "save")
-"""The phases. ``forward`` of an optimizer step that a strategy makes by its own ``train_step`` is the whole of it."""
-TRAINING = ("data", "forward", "backward", "step", "log", "other")
-"""Those of which training consists."""
-
-
+ALONE = "backward alone"
+"""A backward pass before the last one of a step; its time is that of ``backward``."""
 KEPT = 256
 """Spans of a device's queue that may wait; of more, those that are over are added up."""
 
@@ -24,13 +21,13 @@ class PhaseClock:
     def __init__(self, device: torch.device, already: float) -> None:
         """Begin in the phase ``starting``, which has lasted for ``already`` seconds."""
         self._device = device
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds = dict.fromkeys((*PHASES, ALONE), 0.0)
         self._seconds["starting"] = already
         self._phase, self._since = "starting", mark(self._device)
         self._pending: deque[tuple[str, torch.Event, torch.Event]] = deque()
 
     def enter(self, phase: str) -> None:
-        """End the current phase, and begin ``phase``."""
+        """End the current phase, and begin ``phase``; ``ALONE`` is a backward pass that waits for no other rank."""
         now = mark(self._device)
         if isinstance(now, torch.Event) and isinstance(self._since, torch.Event):
             self._pending.append((self._phase, self._since, now))
@@ -50,7 +47,13 @@ class PhaseClock:
         self.enter(self._phase)
         while self._pending:
             self._take()
-        return dict(self._seconds)
+        seconds = {phase: self._seconds[phase] for phase in PHASES}
+        seconds["backward"] += self._seconds[ALONE]
+        return seconds
+
+    def alone(self) -> float:
+        """Return the seconds of forward and backward passes, as of the last ``seconds``, in which no rank waited."""
+        return self._seconds["forward"] + self._seconds[ALONE]
 
     def _take(self) -> None:
         phase, start, end = self._pending.popleft()

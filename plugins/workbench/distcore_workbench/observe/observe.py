@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
-import psutil
 from torch import Tensor
 
 from distcore import (
@@ -27,12 +28,16 @@ from distcore import (
     hookimpl,
 )
 from distcore.jobs import join, peak_memory
-from distcore_workbench.observe.clock import PHASES, TRAINING, PhaseClock
+from distcore_workbench.observe.clock import ALONE, PhaseClock
 from distcore_workbench.observe.flops import count_flops
+from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.peaks import peak_of
-from distcore_workbench.observe.slots import Slots
+from distcore_workbench.observe.phases import PHASES, TRAINING
+from distcore_workbench.observe.slots import SENT, Slots
+from distcore_workbench.observe.times import TimesFile
 from distcore_workbench.observe.tokens import Work
 
+log = logging.getLogger("distcore")
 TIMED = (*TRAINING, "evaluation", "save")
 """Phases in a log line; a run's start is over before its first."""
 EVALUATES = ("longest-first", "sequential")
@@ -54,6 +59,11 @@ class Observe:
       Communication is part of the phase that waits for it; ``--profile`` tells it apart.
     - ``peak_memory_max_bytes`` and ``peak_memory_max_rank``: the highest peak of all ranks so far, and whose it is.
 
+    ``times.jsonl`` keeps these times for each attempt, a start of the run's ranks. From it the end of a run and
+    ``distcore report`` say where the time went. Waiting is how much longer the slowest rank needed than the mean for
+    data, forward passes and backward passes that are not a step's last; ranks that wait in their forward passes, as
+    under ``fsdp``, count less. Lost is what a later attempt did again.
+
     What ranks tell each other goes with the loss: there is no further communication. On an accelerator the phases are
     timed in the device's queue, and no step waits for the device.
     """
@@ -64,12 +74,18 @@ class Observe:
     def __post_init__(self) -> None:
         if self.peak_tflops is not None and not self.peak_tflops > 0:
             raise ConfigError(f"extensions.observe.peak_tflops = {self.peak_tflops}: must be above 0")
+        self._began = time.time()  # not that of the process, which may be an old one, such as a notebook's
         self._slots = Slots((join(os.environ) or RankInfo()).size)
         self.logs = (*(f"{phase}_seconds" for phase in TIMED), *self._slots.names)
         """Names of the sums that ranks send."""
         self._source: ModelSource | None = None
         self._clock: PhaseClock | None = None
+        self._times: TimesFile | None = None
         self._sent = dict.fromkeys(PHASES, 0.0)
+        self._own_sent = dict.fromkeys(SENT, 0.0)
+        self._waited = 0.0
+        self._step = 0
+        self._backward = "backward"
         self._is_checked = False
 
     @hookimpl(wrapper=True)
@@ -86,7 +102,10 @@ class Observe:
         given = peak_of(run.world.device, run.config) if self.peak_tflops is None else self.peak_tflops * 1e12
         self._peak = given and given * run.world.size
         self._work = Work(progress, flops)
-        self._clock = PhaseClock(run.world.device, time.time() - psutil.Process().create_time())
+        self._out, self._step = Path(str(run.config.out)), progress.step
+        if run.world.is_main:
+            self._times = TimesFile(self._out, progress.step, self._began)
+        self._clock = PhaseClock(run.world.device, time.time() - self._began)
 
     @hookimpl(wrapper=True)
     def build_sampler(self, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
@@ -109,15 +128,16 @@ class Observe:
         return answer
 
     @hookimpl(wrapper=True, tryfirst=True)
-    def accumulate(self) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
+    def accumulate(self, last: bool) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
         """Time the forward pass of a micro-batch."""
         self._enter("forward")
+        self._backward = "backward" if last else ALONE
         return (yield)
 
     @hookimpl(wrapper=True, tryfirst=True)
     def backward(self) -> Generator[None, Tensor, Tensor]:
         """Time the backward pass of a micro-batch."""
-        self._enter("backward")
+        self._enter(self._backward)
         answer = yield
         self._enter("other")
         return answer
@@ -134,6 +154,7 @@ class Observe:
     def on_step_end(self, run: Run, progress: Progress) -> Generator[None, list[object], list[object]]:
         """Count the step; before a log line, add what this rank sends with the loss."""
         answers = yield
+        self._step = progress.step
         if run.world.is_main:
             self._work.add(progress)
         if progress.step == run.total_steps or progress.step % run.config.log_every == 0:
@@ -152,9 +173,12 @@ class Observe:
         """Replace what each rank sent by figures, before others see the log line."""
         self._slots.read(record)
         if run.world.is_main:
-            rank, most = max(self._slots.peaks.items(), key=lambda one: one[1])
+            peaks = {rank: sent["peak_memory"] for rank, sent in self._slots.values.items()}
+            rank = max(peaks, key=lambda one: peaks[one])
             record |= self._work.figures(record["samples_per_second"], self._peak)
-            record |= {"peak_memory_max_bytes": most, "peak_memory_max_rank": rank}
+            record |= {"peak_memory_max_bytes": peaks[rank], "peak_memory_max_rank": rank}
+            self._waited += waited(self._slots.news)
+            self._note("log")
         answers = yield
         self._enter("data")
         return answers
@@ -164,12 +188,14 @@ class Observe:
         """End an evaluation."""
         answers = yield
         self._enter("data")
+        self._note("evaluation")
         return answers
 
     @hookimpl(wrapper=True, tryfirst=True)
     def save_checkpoint(self, run: Run) -> Generator[None, State, State]:
         """Begin a save; a moving average reads the weights by this hook, too, without an optimizer."""
         if run.optimizer is not None:
+            self._note("saving")
             self._enter("save")
         return (yield)
 
@@ -179,7 +205,24 @@ class Observe:
         answers = yield
         if self._clock is not None and self._clock.phase == "save":
             self._enter("data")
+        self._note("checkpoint")
         return answers
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def teardown(self) -> Generator[None, bool, bool]:
+        """Say where the time went, of all attempts in this run folder."""
+        answer = yield
+        if self._times is not None:
+            self._note("end")
+            log.info("%s", goodput_of(self._out))
+        return answer
+
+    def _note(self, event: str) -> None:
+        """Add a line to times.jsonl, on the main rank."""
+        if self._times is not None and self._clock is not None:
+            values = {"seconds": self._clock.seconds(), "waited": self._waited}
+            ranks = {"ranks": self._slots.values} if event == "log" else {}
+            self._times.add(event, self._step, values=values | ranks)
 
     def _enter(self, phase: str) -> None:
         if self._clock is not None:
@@ -192,4 +235,14 @@ class Observe:
         for phase in TIMED:
             run.log(f"{phase}_seconds", seconds[phase] - self._sent[phase])
         self._sent = seconds
-        self._slots.send(run, peak_memory(run.world.device))
+        if self._slots.is_turn_of(run.world.rank):
+            own = {"data": seconds["data"], "compute": self._clock.alone(), "save": seconds["save"]}
+            sent = {what: each - self._own_sent[what] for what, each in own.items()}
+            self._slots.send(run, sent | {"peak_memory": peak_memory(run.world.device)})
+            self._own_sent |= own
+
+
+def waited(ranks: Mapping[int, Mapping[str, float]]) -> float:
+    """Return the seconds that ranks waited for the slowest one, mean over ranks, by what each did alone."""
+    alone = [sent["data"] + sent["compute"] for sent in ranks.values()]
+    return max(alone) - sum(alone) / len(alone)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distcore import Run
 
-SLOTS = 64
+SLOTS = 16
 """Ranks that send in one log line. Of more, each sends in every second line, every third and so on."""
-NAME = "peak_memory_of_slot"
-"""Beginning of a name; no other value of a log line begins so."""
+SENT = ("peak_memory", "data", "compute", "save")
+"""Values of a rank: its peak memory in bytes, and its own seconds since it sent last, without those of waiting."""
 
 
 class Slots:
@@ -17,20 +19,31 @@ class Slots:
         """Make places for so many ranks."""
         self._turns = -(-ranks // SLOTS)
         self._turn = 0
-        self.names = tuple(f"{NAME}_{slot}" for slot in range(min(ranks, SLOTS)))
+        self._places = [{what: f"{what}_of_slot_{slot}" for what in SENT} for slot in range(min(ranks, SLOTS))]
+        self.names = tuple(name for place in self._places for name in place.values())
         """Names of the sums."""
-        self.peaks: dict[int, float] = {}
-        """The peak memory of each rank in bytes, as it was sent last."""
+        self.values: dict[int, dict[str, float]] = {}
+        """What each rank sent last."""
+        self.news: dict[int, dict[str, float]] = {}
+        """What ranks sent with the last log line."""
 
-    def send(self, run: Run, peak: float) -> None:
-        """Add this rank's values if it is its turn."""
-        turn, slot = divmod(run.world.rank, SLOTS)
-        if turn == self._turn and slot < len(self.names):
-            run.tally.add(self.names[slot], peak)  # not by run.log, which is for the rank that leads a data shard
+    def is_turn_of(self, rank: int) -> bool:
+        """Return True if this rank sends with the next log line."""
+        turn, slot = divmod(rank, SLOTS)
+        return turn == self._turn and slot < len(self._places)
+
+    def send(self, run: Run, values: Mapping[str, float]) -> None:
+        """Add the values of this rank, whose turn it is."""
+        for what, name in self._places[run.world.rank % SLOTS].items():
+            run.tally.add(name, values[what])  # not by run.log, which is for the rank that leads a data shard
 
     def read(self, record: dict[str, float]) -> None:
         """Take the values of all ranks out of a log line."""
-        for slot, name in enumerate(self.names):
-            if name in record:
-                self.peaks[self._turn * SLOTS + slot] = record.pop(name)
+        first = self._turn * SLOTS
+        self.news = {
+            first + slot: {what: record.pop(name) for what, name in place.items()}
+            for slot, place in enumerate(self._places)
+            if place[SENT[0]] in record
+        }
+        self.values |= self.news
         self._turn = (self._turn + 1) % self._turns

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError
+from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.pages.document import command_line
 from distcore_workbench.report.curves import Chart, charts_of, lines_of
 from distcore_workbench.report.folders import RunFolder, names_of, read
@@ -35,7 +36,7 @@ class Content:
     about: str
     """The common settings of the runs, in a line."""
     remarks: tuple[str, ...]
-    """Warnings for the reader, one line each."""
+    """Where the time of each observed run went, and warnings for the reader, one line each."""
 
     @property
     def names(self) -> list[str]:
@@ -52,13 +53,15 @@ def content_of(folders: Sequence[Path]) -> Content:
         raise NoStepError(f"report {folders[0]}: no step is logged yet; --follow waits for it")
     names = names_of(folders)
     facts = facts_of(runs, command_line())
+    times = {name: goodput_of(run.folder) for name, run in zip(names, runs, strict=True)}
+    spent = [f"{name}: {goodput}" for name, goodput in times.items() if goodput is not None]
     late = [f"{name}: no step is logged yet" for name, logged in zip(names, lines, strict=True) if not logged]
     return Content(
         facts=facts,
         charts=tuple(charts),
         answers=tuple(answers_of(run.folder) if run.report else None for run in runs),
         about=f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {', '.join(_about(runs))}",
-        remarks=(*facts["notes"], *late),
+        remarks=(*spent, *facts["notes"], *late),
     )
 
 

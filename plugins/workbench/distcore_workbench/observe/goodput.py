@@ -1,0 +1,70 @@
+"""Goodput of a run: the time of all its attempts, and which part of it was training that its weights still have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from distcore_workbench.observe.phases import TRAINING
+from distcore_workbench.observe.times import Moment, attempts_of
+
+KINDS = ("training", "evaluating", "saving", "starting", "waiting for ranks", "lost", "not running")
+"""Kinds of time; together they are the clock from the first start to the last sign of life.
+
+``lost``: after the step that a later attempt began at. ``not running``: from the last line of an attempt to the start
+of the next; a killed attempt leaves what it did since its last line here.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goodput:
+    """The time of a run."""
+
+    attempts: int
+    """Starts of its ranks."""
+    seconds: Mapping[str, float]
+    """Seconds by kind."""
+
+    @property
+    def clock(self) -> float:
+        """Seconds of all kinds."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        parts = (f"{kind} {each / self.clock:.1%}" for kind, each in self.seconds.items() if each)
+        attempts = f"{self.attempts} attempt{'s' * (self.attempts > 1)}"
+        return f"time: {timedelta(seconds=round(self.clock))} in {attempts}: {', '.join(parts)}"
+
+
+def goodput_of(folder: Path) -> Goodput | None:
+    """Return the goodput of a run folder; ``None`` if the run was not observed, or has just begun."""
+    attempts = attempts_of(folder)
+    if not any(moment.seconds for attempt in attempts for moment in attempt):
+        return None
+    return Goodput(attempts=len(attempts), seconds=_seconds(attempts))
+
+
+def _seconds(attempts: Sequence[Sequence[Moment]]) -> dict[str, float]:
+    seconds = dict.fromkeys(KINDS, 0.0)
+    starts = [attempt[0] for attempt in attempts]
+    for number, attempt in enumerate(attempts):
+        later = starts[number + 1 :]
+        kept, last = attempt[0], attempt[-1]
+        for moment in attempt:
+            if later and moment.step > min(start.step for start in later):
+                break
+            kept = moment
+        trained = sum(kept.seconds.get(phase, 0.0) for phase in TRAINING)
+        seconds["training"] += trained - kept.waited
+        seconds["waiting for ranks"] += kept.waited
+        seconds["evaluating"] += kept.seconds.get("evaluation", 0.0)
+        seconds["saving"] += kept.seconds.get("save", 0.0)
+        seconds["starting"] += last.seconds.get("starting", 0.0)
+        seconds["lost"] += sum(
+            each - kept.seconds.get(phase, 0.0) for phase, each in last.seconds.items() if phase != "starting"
+        )
+        if later:
+            seconds["not running"] += max(0.0, later[0].at - last.at)
+    return seconds
