@@ -1,6 +1,7 @@
 """Train by the scripts of transformers' examples, and by the config that ``distcore migrate`` makes of their command.
 
-    python benchmarks/parity_with_scripts.py [run_glue …] [--scripts FOLDER] [--work FOLDER] [--page docs/migrate.md]
+    python benchmarks/parity_with_scripts.py [run_glue …] [--scripts FOLDER] [--work FOLDER]
+                                             [--page docs/coming-from.md]
 
 The scripts are those of the installed version of transformers, unchanged. ``--scripts`` names a folder that has them;
 without it they are fetched into the work folder. They run in processes of their own. Modules of one file stand in for

@@ -14,7 +14,7 @@ from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
 
 pytestmark = pytest.mark.programs  # a command for each row of the page
 
-PAGE = (Path(__file__).parents[2] / "docs/migrate.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
 ARGUMENTS, CALLBACKS = (
     PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in ("Arguments", "Callbacks")
 )

@@ -26,6 +26,8 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 TRUTH = {"true": True, "yes": True, "on": True, "y": True, "t": True}
 TRUTH |= {"false": False, "no": False, "off": False, "n": False, "f": False}
 """Words that DeepSpeed's sections read as a truth value."""
+SPELLING = {"adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
+"""Types of an optimizer, which DeepSpeed reads in any case, as ``optimizers`` compares them."""
 TRAINING_ONLY = frozenset({*BATCH, "gradient_clipping", "optimizer", "scheduler"})
 """Top-level keys without a meaning for evaluation."""
 
@@ -121,6 +123,8 @@ def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConf
     for key in sorted(SECTIONS_READ & tree.keys()):
         if not isinstance(tree[key], dict):
             raise ConfigError(f"{source}: {key} = {tree[key]!r}: expected keys and values")
+    if (kind := str(get(tree, "optimizer.type")).lower()) in SPELLING:
+        put(tree, "optimizer.type", SPELLING[kind])
     for key in BATCH:
         tree |= {key: _rows(source, key, tree[key])} if key in tree else {}
     stage = get(tree, f"{ZERO}.stage")

@@ -88,6 +88,11 @@ def check_optimizer(config: RunConfig, user: UserConfig) -> None:
     if kind in ONE_BIT:
         reason = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(f"optimizer {kind}: {reason}; use deepspeed-adamw or adamw")
+    if kind not in known and str(kind).lower() in ("sgd", "lion"):
+        raise ConfigError(
+            f"optimizer.type = {kind!r} in DeepSpeed's config: not supported; leave the section out, and let distcore "
+            f"build it: --optimizer {str(kind).lower()}"
+        )
     if kind not in known:
         hint = nearest(kind, known)
         raise ConfigError(f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint} ({', '.join(known)})")
@@ -104,6 +109,10 @@ def check_scheduler(user: UserConfig) -> None:
     kind = user.scheduler
     if kind is not None and kind not in SCHEDULERS:
         known = ", ".join(SCHEDULERS)
+        if kind == "WarmupCosineLR":
+            raise ConfigError(
+                f"DeepSpeed scheduler {kind!r}: not supported; leave it out, and set schedule.name=cosine"
+            )
         raise ConfigError(f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})")
 
 

@@ -76,7 +76,8 @@ def _gpus(draft: Draft, name: str, value: Any) -> None:
     if value in (None, "all"):
         draft.note("off", name)
     else:
-        draft.note("none", written(name, value), f"start it with CUDA_VISIBLE_DEVICES={value}")
+        draft.start += ["--include", f"localhost:{value}"]
+        draft.note("start", written(name, value), f"--include localhost:{value}")
 
 
 def rank_of_machine(draft: Draft, name: str, value: Any) -> None:
@@ -98,11 +99,12 @@ def _nested(key: str, kind: Kind = "none") -> Rule:
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         inner = value if isinstance(value, dict) else {"": value}
-        on = {part: word for part, word in inner.items() if str(word).lower() not in ("no", "none", "false", "", "1")}
-        for part, word in on.items():
-            draft.note(kind, written(f"{name}.{part}".rstrip("."), word), key)
-        if not on:
+        asked = {part: word for part, word in inner.items() if str(word).lower() not in ("no", "none", "false", "")}
+        if all(str(word) == "1" for word in asked.values()):  # sizes of one, which split nothing
             draft.note("off", name)
+            return
+        for part, word in asked.items():
+            draft.note(kind, written(f"{name}.{part}".rstrip("."), word), key)
 
     return rule
 

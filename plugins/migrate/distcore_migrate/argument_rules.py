@@ -85,6 +85,16 @@ def on(key: str, wanted: Any) -> Rule:
     return rule
 
 
+def compiled(draft: Draft, name: str, value: Any) -> None:
+    """Switch compiling on, as a backend or a mode does; say of any but the default that there is none."""
+    if value in OFF:
+        draft.note("off", name)
+        return
+    draft.set("compile", "on", name)
+    if value not in ("inductor", "default"):
+        draft.note("none", written(name, value), "compile compiles with inductor, in its default mode")
+
+
 def sampling(draft: Draft, name: str, value: Any) -> None:
     """Set the length window for sampling by length; say of any other that rows are shuffled."""
     if value == "group_by_length":

@@ -7,7 +7,7 @@ from typing import Any
 from distcore_migrate import lora_rules, preferences, trl
 from distcore_migrate.argument_rules import OPTIMIZERS
 from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, instead, no_effect, none, to, whole, written
-from distcore_migrate.script import Script
+from distcore_migrate.script import LoraDefaults, Script
 
 ALPACA = {"task_options.columns.prompt": "instruction", "task_options.columns.completion": "output"}
 COLUMNS_OF_PAIRS = {
@@ -162,7 +162,7 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "val_set_size": _held_out,
     "sequence_len": to("task_options.max_seq_len", whole),
     "sample_packing": trl.PACKED,
-    "eval_sample_packing": trl.PACKED,
+    "eval_sample_packing": no_effect("evaluation counts each row once"),
     "pad_to_sequence_len": no_effect("padding takes no part in the loss"),
     "adapter": lora_rules.switch("lora", "qlora"),
     "lora_model_dir": none("an adapter is trained from its beginning; a run goes on by --resume"),
@@ -201,7 +201,8 @@ ROWS: dict[str, Rule] = trl.ROWS | {
                    "lora_qkv_kernel", "lora_o_kernel", "liger_fused_linear_cross_entropy"), trl.KERNELS)  # fmt: skip
 
 
-DEFAULTS = {"num_epochs": 1.0, "lr_scheduler": "cosine"}
+LORA = LoraDefaults(8, 16.0)
+DEFAULTS = {"num_epochs": 1.0, "lr_scheduler": "cosine", "sequence_len": 512, "micro_batch_size": 1}
 """Defaults of Axolotl that differ from those of TrainingArguments."""
 
 
@@ -210,8 +211,6 @@ def script_of(tree: Tree) -> Script:
     kind = str(tree.get("rl") or ("reward" if tree.get("reward_model") else "")).lower()
     if preferences.is_shipped(kind):
         rows = ROWS | {"datasets": _pairs, "reward_model": no_effect("the task says it")}
-        return preferences.script_of(
-            kind, rows, (8, 16.0), DEFAULTS | {"disable_dropout": True}, ("loss_type", "rl_beta")
-        )
+        return preferences.script_of(kind, rows, LORA, DEFAULTS | {"disable_dropout": True}, ("loss_type", "rl_beta"))
     task = f"{kind}.py:{kind.upper()}" if kind else "causal-lm"
-    return Script(task=task, rows=ROWS, defaults=DEFAULTS, lora=(8, 16.0), needs_task=bool(kind))
+    return Script(task=task, rows=ROWS, defaults=DEFAULTS, lora=LORA, needs_task=bool(kind))

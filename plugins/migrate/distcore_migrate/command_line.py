@@ -7,15 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from distcore import ConfigError, nearest
 from distcore_migrate.draft import Tree
-from distcore_migrate.flag_parsing import is_flag, parse_flags, value_of
+from distcore_migrate.flag_parsing import is_flag, parse_flags
 from distcore_migrate.launcher_flags import NAMES, PROGRAMS
-from distcore_migrate.libraries import read_job
+from distcore_migrate.library_commands import job_of_library, lightning_job, llama_factory_job, with_file
 from distcore_migrate.scripts import SCRIPTS, Script
-from distcore_migrate.sources import format_of, read_tree
+from distcore_migrate.sources import read_tree
 
 WRAPPERS = {"nohup": 0, "time": 0, "env": 0, "exec": 0, "sudo": 0, "uv": 1, "poetry": 1, "pdm": 1, "pipenv": 1}
 """Programs that only run another one, with the words of theirs that follow: ``uv run``."""
@@ -62,13 +61,13 @@ def parse(words: Sequence[str]) -> Command:
         if not rest:
             asked = " ".join(list(words)[:6])
             raise ConfigError(f"command {asked!r}: names no script, a word that ends in .py, or a module")
-        if rest[1:2] == ["fit"] and (fitted := _lightning(rest)):
+        if rest[1:2] == ["fit"] and (fitted := lightning_job(rest)):
             return Command(environment=environment, launchers=tuple(launchers), **fitted)
         if rest[0].endswith(".py"):
             target, arguments = Path(rest[0]).stem, rest[1:]
             break
-        if library := _library(rest):
-            return Command(environment=environment, launchers=tuple(launchers), **library)
+        if library := job_of_library(rest, environment):
+            return Command(environment=environment, launchers=(*launchers, *library.pop("launchers", ())), **library)
         word, module = rest[0], ""
         if re.fullmatch(r"python[\d.]*", Path(word).name):
             module, rest = _python(rest[1:])
@@ -94,45 +93,14 @@ def parse(words: Sequence[str]) -> Command:
                 continue
             target, arguments = rest[0].rpartition(".")[2], rest[1:]
             break
+    if target in ("train", "train_bash") and (job := llama_factory_job(arguments)):
+        return Command(environment=environment, launchers=tuple(launchers), **job)
     if target in INSTEAD:
         raise ConfigError(f"script {target}.py: {INSTEAD[target]}")
     return Command(
         environment=environment, launchers=tuple(launchers), name=target, script=SCRIPTS.get(target),
         arguments=_arguments(arguments, target in SCRIPTS),
     )  # fmt: skip
-
-
-def _library(rest: list[str]) -> dict[str, Any] | None:
-    """Return the parts of a command of TRL, LLaMA-Factory or Axolotl, whose arguments stand in a YAML file."""
-    program, action, words = Path(rest[0]).name, rest[1] if len(rest) > 1 else "", rest[2:]
-    if program == "trl" and action in SCRIPTS:
-        return {"name": f"trl {action}", "script": SCRIPTS[action], "arguments": _with_file(parse_flags(words))}
-    if program not in ("llamafactory-cli", "llamafactory", "axolotl", "lmf"):
-        return None
-    file = next((word for word in words if Path(word).suffix in (".yaml", ".yml", ".json")), None)
-    if action != "train" or file is None:
-        raise ConfigError(f"{program} {action}: trains nothing that can be read; known is {program} train FILE.yaml")
-    tree = read_tree(file)
-    arguments, script = read_job(tree, format_of(tree, file))
-    pairs = (word.split("=", 1) for word in words if "=" in word and not is_flag(word))
-    given = {name: value_of(value) for name, value in pairs} | parse_flags([word for word in words if is_flag(word)])
-    return {"name": f"{program} {action}", "script": script, "arguments": arguments | given}
-
-
-def _lightning(rest: list[str]) -> dict[str, Any] | None:
-    """Return the parts of a command of the Lightning CLI, ``train.py fit --config FILE``, whose flags go first."""
-    given = parse_flags(rest[2:])
-    if (file := given.pop("config", None)) is None:
-        return None
-    tree = read_tree(str(file))
-    arguments, script = read_job(tree, format_of(tree, str(file)))
-    return {"name": f"{Path(rest[0]).stem} fit", "script": script, "arguments": arguments | given}
-
-
-def _with_file(arguments: Tree) -> Tree:
-    """Return TRL's arguments with those of the file that ``--config`` names, over which they go."""
-    file = arguments.pop("config", None)
-    return (read_tree(str(file)) if file else {}) | arguments
 
 
 def _program(name: str) -> str | None:
@@ -152,10 +120,12 @@ def _skip_wrappers(rest: list[str], environment: Tree) -> None:
                 rest.pop(0)
         elif name in ("numactl", "taskset"):
             rest.pop(0)
+            given: list[str] = []
             while rest and not rest[0].endswith(".py") and _program(Path(rest[0]).name) is None:
                 if re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
                     break
-                rest.pop(0)
+                given.append(rest.pop(0))
+            environment[name] = " ".join(given)
         elif name in SHELLS and len(rest) > 2 and rest[1].startswith("-") and rest[1].endswith("c"):
             parts = re.split(r"&&|;|\n", rest[2])
             starts = [part for part in parts if re.search(r"\.py\b|\s-m\s|torchrun|deepspeed|accelerate", part)]
@@ -180,6 +150,6 @@ def _arguments(words: list[str], is_known: bool) -> Tree:
     if len(words) == 1 and Path(words[0]).suffix in (".json", ".yaml", ".yml") and is_known:
         return read_tree(words[0])
     if is_known:
-        return _with_file(parse_flags(words))
+        return with_file(parse_flags(words))
     first = next((place for place, word in enumerate(words) if is_flag(word)), len(words))
     return parse_flags(words[first:]) | ({"": " ".join(words[:first])} if first else {})

@@ -144,12 +144,14 @@ FP16_ROWS: dict[str, Rule] = {
     "min_loss_scale": _option("min_loss_scale", whole),
 }
 """Keys of ``fp16``; the others are taken as they are."""
-OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "Lamb": "deepspeed-lamb", "Lion": "lion"}
+OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "lamb": "deepspeed-lamb", "lion": "lion", "sgd": "sgd"}
 """``optimizer.type`` to ``optimizer.name``; DeepSpeed's Adam decays weights as AdamW does, unless told otherwise."""
 OPTIMIZER_ROWS: dict[str, Rule] = {
     "lr": _unless_auto(to("lr", float)),
     "betas": _unless_auto(lambda draft, name, value: _betas(draft, name, value)),
     "eps": _unless_auto(to("optimizer.eps", float)),
+    "momentum": _unless_auto(to("optimizer.momentum", float)),
+    "nesterov": _unless_auto(to("optimizer.nesterov", flag)),
     "weight_decay": _unless_auto(to("optimizer.weight_decay", float)),
     "torch_adam": no_effect("the optimizer is torch's AdamW; deepspeed-adamw is DeepSpeed's"),
     "adam_w_mode": none("weight decay is decoupled", off=(True,)),
@@ -165,6 +167,8 @@ def _betas(draft: Draft, name: str, value: Any) -> None:
         draft.keep(which, float(number), name)
 
 
+WARMUP = 1000
+"""Steps of DeepSpeed's warm-up where ``params`` has no value."""
 DEFAULTS: Tree = {"lr": ("lr", 1e-3), "weight_decay": ("optimizer.weight_decay", 0.0)}
 """Defaults of DeepSpeed's optimizers where ``params`` has no value, by the key here."""
 
@@ -187,25 +191,32 @@ def _optimizer(draft: Draft, name: str, value: Tree) -> None:
     if kind is not None:
         draft.keep("deepspeed_optimizer", kind, f"{name}.type")
         _left_out(draft, name, params if params.get("torch_adam") is not True else params | {"weight_decay": 0.01})
-    if kind in OPTIMIZERS:
-        draft.set("optimizer.name", OPTIMIZERS[kind], f"{name}.type")
-    elif kind == "Muon":
+    word = str(kind).lower()  # as DeepSpeed reads it
+    if word in OPTIMIZERS:
+        draft.set("optimizer.name", OPTIMIZERS[word], f"{name}.type")
+    elif word == "muon":
         draft.note("instead", f"{name}.type = Muon", "written as adamw; --optimizer muon takes another strategy, such "
                    "as fsdp")  # fmt: skip
     elif kind is not None:
-        draft.note("none", written(f"{name}.type", kind), f"written as adamw; taken are {', '.join(OPTIMIZERS)}")
+        draft.note("none", written(f"{name}.type", kind), "written as adamw; taken are Adam, AdamW, Lamb, Lion, SGD")
     apply(draft, OPTIMIZER_ROWS, params, "optimizer.params", f"{name}.params.")
 
 
 def _scheduler(draft: Draft, name: str, value: Tree) -> None:
     kind, given = value.get("type"), dict(value.get("params") or {})
+    if kind == "WarmupCosineLR":
+        _cosine(draft, f"{name}.params.", given)
+        return
     if kind not in ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest"):
         draft.note("instead", written(f"{name}.type", kind), "schedule.name says the schedule")
+        draft.keep("other_schedule", kind, f"{name}.type")
         return
     draft.set(f"{OPTIONS}scheduler", kind, f"{name}.type")
     asked = {key: number for key, number in given.items() if number != AUTO}
     for key in given.keys() - asked.keys():
         draft.note("off", f"{name}.params.{key}")
+    if kind.startswith("Warmup") and "warmup_num_steps" not in given:
+        draft.keep("warmup_steps", WARMUP, f"{name}.params.warmup_num_steps, not given: DeepSpeed's default")
     if "warmup_num_steps" in asked:
         draft.keep("warmup_steps", whole(asked.pop("warmup_num_steps")), f"{name}.params.warmup_num_steps")
     if "warmup_max_lr" in asked:
@@ -219,6 +230,19 @@ def _scheduler(draft: Draft, name: str, value: Tree) -> None:
     if kind.startswith("Warmup"):
         draft.note("differs", written(f"{name}.type", kind), "kept as it is, so it spends two steps at the least rate, "
                    "schedule.name: linear one; the latter goes under any strategy")  # fmt: skip
+
+
+def _cosine(draft: Draft, name: str, given: Tree) -> None:
+    """Write DeepSpeed's cosine as the schedule of that name."""
+    draft.keep("schedule", "cosine", f"{name.removesuffix('params.')}type = WarmupCosineLR")
+    warmup = given.pop("warmup_num_steps", WARMUP)
+    if warmup != AUTO:
+        draft.keep("warmup_steps", whole(warmup), f"{name}warmup_num_steps")
+    draft.note("differs", "scheduler.type = WarmupCosineLR", "schedule.name: cosine warms up from a rate of 0 and ends "
+               "at 0, with the run")  # fmt: skip
+    for key, value in given.items():
+        kind: Kind = "off" if value == AUTO else "idle"
+        draft.note(kind, written(f"{name}{key}", value), "the schedule cosine has no such argument")
 
 
 def _zero(draft: Draft, name: str, value: Tree) -> None:
@@ -320,6 +344,7 @@ def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
     constant where the file has an optimizer and no scheduler.
     """
     draft.set("strategy", "deepspeed", origin)
+    is_constant = draft.take("deepspeed_optimizer") and not draft.take("other_schedule")
     if (stage := draft.take("zero_stage")) is not None:
         if stage == 0 and draft.values.get("precision", "fp32") != "fp32":
             draft.note_fact("differs", "zero_stage", "in 16 bits written as 1, which does the same work")
@@ -335,5 +360,5 @@ def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
         if warms_up and not (draft.take("warmup_steps") or draft.take("warmup_ratio")):
             draft.note_fact("off", "warmup_steps")
             draft.set("schedule.warmup_steps", 1, "the least that DeepSpeed's warm-up takes")
-    elif draft.take("deepspeed_optimizer") and not with_arguments:
+    elif is_constant and not with_arguments and "schedule" not in draft.facts:
         draft.set("schedule.name", "constant", "no scheduler in DeepSpeed's config")

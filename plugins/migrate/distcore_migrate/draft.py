@@ -154,6 +154,11 @@ def _asking(kind: Kind, advice: str, off: tuple[Any, ...]) -> Rule:
     return rule
 
 
+def differs_if_on(meaning: str) -> Rule:
+    """The key is there, and means something else: ``meaning``, where it asks for anything."""
+    return _asking("differs", meaning, ())
+
+
 def no_effect(why: str) -> Rule:
     """The key has no effect here, because of ``why``."""
 

@@ -11,6 +11,9 @@ from typing import Any
 from distcore import ConfigError
 from distcore_migrate.draft import Tree
 
+REPEATED = ("x", "mca", "gmca", "genv", "env")
+"""Flags of mpirun that may come several times."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flags:
@@ -40,11 +43,12 @@ class Flags:
                 name, equals, value = glued[1], "=", glued[2]
             count = 2 if name in self.pairs else 1
             takes = name in self.values | self.pairs or (name not in self.switches and _looks_like_value(rest))
+            before = f"{flags[name]}, " if name in REPEATED and name in flags else ""
             if equals:
-                flags[name] = value_of(value)
+                flags[name] = value_of(f"{before}{value}")
             elif takes and rest:
                 taken = [rest.pop(0) for _ in range(min(count, len(rest)))]
-                flags[name] = value_of(taken[0]) if count == 1 else " ".join(taken)
+                flags[name] = value_of(f"{before}{' '.join(taken)}")
             else:
                 flags[name] = True
         return flags, rest[1:] if rest[:1] == ["--"] else rest

@@ -56,8 +56,8 @@ def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
         else:
             rest = [*rest, f"{key}={word}"]
     if rest:
-        draft.note("none", written(name, value), "mpirun takes its options as variables, such as OMPI_MCA_btl=tcp for "
-                   "--mca btl tcp; ssh takes its own from ~/.ssh/config")  # fmt: skip
+        draft.note("none", written(name, value), "mpirun takes its options as variables too, such as OMPI_MCA_btl=tcp; "
+                   "ssh takes its own from ~/.ssh/config")  # fmt: skip
 
 
 def _variable(name: str, value: Any) -> str:
@@ -163,7 +163,7 @@ MPI_ROWS: dict[str, Rule] = {
     "hostfile": fact("hostfile", str),
     "machinefile": fact("hostfile", str),
     "f": fact("hostfile", str),
-}
+} | dict.fromkeys(("N", "npernode", "ppn"), fact("processes_here", whole))
 """Flags of mpirun and mpiexec that say something."""
 VARIABLES = {
     "A": "ACCOUNT", "account": "ACCOUNT", "t": "TIMELIMIT", "time": "TIMELIMIT", "q": "QOS", "qos": "QOS",
@@ -199,7 +199,7 @@ HOROVOD_VALUES = (
     "timeline_filename"
 )
 MPI_SWITCHES = "allow_run_as_root oversubscribe report_bindings tag_output bynode byslot nolocal verbose v q quiet"
-MPI_VALUES = "x bind_to map_by rank_by output_filename wdir npernode N ppn iface env genvall bootstrap prefix"
+MPI_VALUES = "x bind_to map_by rank_by output_filename wdir iface env genvall bootstrap prefix"
 SLURM_SWITCHES = "u unbuffered l label exclusive pty overlap Q quiet v verbose O overcommit s kill_on_bad_exit"
 SLURM_VALUES = "w nodelist x jobid o output e error export cpu_bind mpi D chdir mail_type ntasks_per_gpu nice"
 PROGRAMS: dict[str, Program] = {

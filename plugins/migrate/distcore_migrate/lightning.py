@@ -30,6 +30,8 @@ def _strategy(draft: Draft, name: str, value: Any) -> None:
         draft.keep("kind", "fsdp", name)
     elif word.startswith("ddp"):
         draft.keep("kind", "ddp", name)
+        if "find_unused_parameters_true" in word:
+            draft.set("strategy_options.find_unused", True, name)
     else:
         draft.note("none", written(name, value), "distcore strategies lists those of here")
 
@@ -85,6 +87,24 @@ def _scheduler(draft: Draft, name: str, value: Any) -> None:
                    "others")  # fmt: skip
 
 
+def _callbacks(draft: Draft, name: str, value: Any) -> None:
+    """Set what a callback of Lightning does here by a key; say of the others that they are extensions."""
+    for each in value if isinstance(value, list) else [value]:
+        tree = each if isinstance(each, dict) else {"class_path": each}
+        word, given = str(tree.get("class_path")).rpartition(".")[2], tree.get("init_args") or {}
+        about = f"{name}: {word}"
+        if word == "EarlyStopping":
+            draft.set("patience", whole(given.get("patience", 3)), about)
+            draft.note("differs", about, f"evaluations without a better {given.get('monitor')}: name it by "
+                       "checkpoints.best")  # fmt: skip
+        elif word == "ModelCheckpoint":
+            draft.note("instead", about, "checkpoints.best, checkpoints.keep_last and save_every say what is kept")
+        elif word in ("LearningRateMonitor", "RichProgressBar", "TQDMProgressBar", "ModelSummary", "RichModelSummary"):
+            draft.note("idle", about, "each log line has the rate, and a run shows its progress and its model")
+        elif value not in OFF:
+            draft.note("instead", about, "an extension may do it (extensions: file.py:Class)")
+
+
 def _positive(rule: Rule) -> Rule:
     def inner(draft: Draft, name: str, value: Any) -> None:
         if value in OFF or value == -1:
@@ -113,7 +133,7 @@ ROWS: dict[str, Rule] = {
     "trainer.check_val_every_n_epoch": no_effect("a run evaluates at the ends of its epochs"),
     "trainer.deterministic": _positive(to("deterministic", bool)),
     "trainer.default_root_dir": _positive(to("out", str)),
-    "trainer.callbacks": OBJECT,
+    "trainer.callbacks": _callbacks,
     "trainer.logger": instead("extensions.tensorboard, extensions.wandb or extensions.mlflow"),
     "trainer.enable_checkpointing": OBJECT,
     "trainer.enable_progress_bar": OBJECT,

@@ -8,7 +8,7 @@ from distcore import ConfigError
 from distcore_migrate import lora_rules, preferences, trl
 from distcore_migrate.argument_rules import on
 from distcore_migrate.draft import Draft, Rule, Tree, fact, no_effect, none, to, whole, written
-from distcore_migrate.script import Script
+from distcore_migrate.script import LoraDefaults, Script
 
 INSTEAD = {
     "infer_backend": "distcore predict RUN --data FILE writes answers",
@@ -74,6 +74,9 @@ ROWS: dict[str, Rule] = trl.ROWS | {
 }
 
 
+LORA = LoraDefaults(8, None)
+
+
 def script_of(tree: Tree) -> Script:
     """Return the script that the YAML stands for. Raises ConfigError if the YAML trains nothing."""
     for key, instead in INSTEAD.items():
@@ -81,9 +84,9 @@ def script_of(tree: Tree) -> Script:
             raise ConfigError(f"{key} = {tree[key]}: this file trains nothing; {instead}")
     stage = str(tree.get("stage", "sft"))
     if stage in STAGES:
-        return Script(task=STAGES[stage], rows=ROWS, lora=(8, None), defaults={"cutoff_len": 2048})
+        return Script(task=STAGES[stage], rows=ROWS, lora=LORA, defaults={"cutoff_len": 2048})
     if not preferences.is_shipped(stage):
-        return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=(8, None), needs_task=True)
+        return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True)
     rows = ROWS | dict.fromkeys(("dataset", "eval_dataset"), _pairs)
     names = ("loss_type" if stage == "kto" else "pref_loss", "pref_beta")
-    return preferences.script_of(stage, rows, (8, None), {"cutoff_len": 2048}, names)
+    return preferences.script_of(stage, rows, LORA, {"cutoff_len": 2048}, names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distcore_migrate.draft import OFF, Draft, Rule, fact, none, whole, written
+from distcore_migrate.script import LoraDefaults
 
 QUANTIZED = none("base weights are not quantized here: LoRA over the model's own weights")
 ROWS: dict[str, Rule] = {
@@ -37,25 +38,30 @@ def switch(*words: Any) -> Rule:
     return rule
 
 
-def choose(draft: Draft, rank: int, alpha: float | None) -> None:
-    """Set the keys of ``lora`` where it is on; ``rank`` and ``alpha`` are the trainer's defaults."""
+PEFT = "peft adapts some layers by the kind of the model, such as q_proj and v_proj; here every linear one but the head"
+
+
+def choose(draft: Draft, defaults: LoraDefaults) -> None:
+    """Set the keys of ``lora`` where it is on; ``defaults`` are the trainer's."""
     given = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
     if not draft.take("lora"):
         for name in given:
             draft.note_fact("idle", name, "LoRA is off")
         return
     origin = draft.origin("lora")
-    draft.set("lora.rank", draft.take("lora_rank", rank), draft.origin("lora", "lora_rank"))
-    if (value := draft.take("lora_alpha", alpha)) is not None:
+    draft.set("lora.rank", draft.take("lora_rank", defaults.rank), draft.origin("lora", "lora_rank"))
+    if (value := draft.take("lora_alpha", defaults.alpha)) is not None:
         draft.set("lora.alpha", value, draft.origin("lora_alpha") or f"{origin} (default)")
-    if dropout := draft.take("lora_dropout"):
-        draft.set("lora.dropout", dropout, draft.origin("lora_dropout"))
+    if chance := draft.take("lora_dropout", defaults.dropout):
+        draft.set("lora.dropout", chance, draft.origin("lora_dropout") or f"{origin} (default)")
     else:
         draft.note_fact("off", "lora_dropout")
     targets = draft.take("lora_targets")
     names = targets if isinstance(targets, list) else str(targets or "").replace(" ", "").split(",")
     if targets in OFF or targets in EVERY_LAYER or [*names] == ["all-linear"]:
         draft.note_fact("off", "lora_targets")
+        if targets in OFF and not defaults.every_layer:
+            draft.note("differs", "lora_target_modules, not given", PEFT)
     else:
         draft.set("lora.targets", list(names), draft.origin("lora_targets"))
         draft.opaque.add("lora.targets")

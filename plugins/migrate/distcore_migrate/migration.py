@@ -62,10 +62,14 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     sources = [*([f"the command line of {command.name}"] if command else []), *files]
     arguments, script = read_files(draft, files, command)
     script = (command.script if command else None) or script
-    if command is not None:
+    says_ranks = script is not None and any(key.startswith("trainer.") for key in script.rows)  # Lightning's
+    if command is not None and not says_ranks:
         read_launcher(draft, command)
+    if command is not None:
         arguments = together(arguments, training_arguments.in_full(command.arguments, rows_of(script)))
     has_trainer = read_arguments(draft, arguments, command, script)
+    if command is not None and says_ranks:
+        read_launcher(draft, command)
     script = preferences.settled(draft, script)
     if command is None:
         place(draft, "")
@@ -119,7 +123,7 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
     steps.schedule(draft, total)
     steps.betas(draft)
     if script is not None and script.lora is not None:
-        lora_rules.choose(draft, *script.lora)
+        lora_rules.choose(draft, script.lora)
     steps.optimizer_options(draft)
     if script is not None and not script.trainer:
         finish_no_trainer(draft, script)
@@ -142,7 +146,11 @@ def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: b
     elif launched == "horovod":
         draft.set("strategy", "horovod", draft.origin("launched_kind"))
     elif ranks > 1 or kind == "ddp" or launched or "elsewhere" in draft.facts:
-        draft.set("strategy", "ddp", draft.origin("kind", "processes", "launched_kind", "elsewhere") or "--nproc")
+        draft.set(
+            "strategy",
+            "ddp",
+            draft.origin("kind", "processes", "launched_kind") or draft.origin("elsewhere") or "--nproc",
+        )
     is_said = ranks > 1 or ("processes" in draft.facts and draft.values.get("strategy"))
     if is_said and "elsewhere" not in draft.facts and draft.values.get("strategy") not in ("single", "dp"):
         draft.set("nproc", ranks, draft.origin("processes") or "--nproc")

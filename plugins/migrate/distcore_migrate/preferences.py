@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, instead, no_effect, none, to
-from distcore_migrate.script import Script
+from distcore_migrate.script import LoraDefaults, Script
 
 LOSSES = {"sigmoid": "dpo", "dpo": "dpo", "ipo": "ipo", "hinge": "hinge", "kto_pair": "kto", "kto": "kto"}
 """Names of losses to ``loss`` of the task ``preference``."""
@@ -60,9 +60,7 @@ def is_shipped(kind: str) -> bool:
     return kind in KINDS or kind in REWARDS
 
 
-def script_of(
-    kind: str, rows: dict[str, Rule], lora: tuple[int, float | None], defaults: Tree, names: tuple[str, str]
-) -> Script:
+def script_of(kind: str, rows: dict[str, Rule], lora: LoraDefaults, defaults: Tree, names: tuple[str, str]) -> Script:
     """Return the script of a shipped kind, with rows and defaults of its library; ``names``: its loss and beta."""
     if kind in REWARDS:
         return Script(task="reward-model", rows=rows | REWARD_ROWS, lora=lora, defaults=defaults, differs=(TEXTS,))

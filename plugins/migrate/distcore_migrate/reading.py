@@ -41,7 +41,7 @@ def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> t
             arguments |= given
             script = own or script
         elif kind == "accelerate config":
-            launched |= tree
+            launched = together(launched, tree, f"in {file}", "in another file of accelerate")
         else:
             draft.keep("deepspeed", file, file)
     if command is not None and (asked := command.flags_of("accelerate")) is not None:
@@ -60,13 +60,12 @@ def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> t
     return arguments, script
 
 
-def together(arguments: Tree, given: Tree) -> Tree:
-    """Return the arguments of a file and of a command line; raises ConfigError where they say different things."""
+def together(arguments: Tree, given: Tree, where: str = "on the command line", before: str = "in the file") -> Tree:
+    """Return the keys of two sources, ``before`` and ``where``; raises ConfigError where they say different things."""
     for name in arguments.keys() & given.keys():
         if arguments[name] != given[name]:
             raise ConfigError(
-                f"{name} = {given[name]!r} on the command line, but {arguments[name]!r} in the file: make them "
-                "equal or leave one out"
+                f"{name} = {given[name]!r} {where}, but {arguments[name]!r} {before}: make them equal or leave one out"
             )
     return arguments | given
 
@@ -102,9 +101,10 @@ def _known(draft: Draft, arguments: Tree, name: str) -> Tree:
 
 def _read_deepspeed(draft: Draft) -> None:
     given = draft.take("deepspeed")
-    if given in OFF or "zero_stage" in draft.facts:
-        draft.note_fact("off", "deepspeed")
+    if given in OFF or draft.take("deepspeed_read") == given:
+        draft.note_fact("off", "deepspeed") if given in OFF else None
         return
+    draft.keep("deepspeed_read", given, draft.origin("deepspeed"))
     tree = given if isinstance(given, dict) else read_tree(str(given))
     deepspeed_config.read(draft, tree, str(given) if isinstance(given, str) else "deepspeed")
 

@@ -7,6 +7,20 @@ from dataclasses import dataclass, field
 from distcore_migrate.draft import Rule, Tree
 
 
+@dataclass(frozen=True, slots=True)
+class LoraDefaults:
+    """LoRA where its keys are not given."""
+
+    rank: int
+    """Rank of the adapters."""
+    alpha: float | None
+    """Their scale times the rank; ``None``: as distcore takes it."""
+    dropout: float = 0.0
+    """Probability of dropout before an adapter."""
+    every_layer: bool = True
+    """Whether every linear layer has an adapter."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
     """One published script."""
@@ -27,7 +41,7 @@ class Script:
     """Whether its loop is its own also without Accelerate."""
     strategy: str | None = None
     """The strategy that its source uses; ``None``: the launcher or a file sets it."""
-    lora: tuple[int, float | None] | None = None
-    """Rank and alpha of LoRA that it takes by default; ``None``: it has no LoRA, and trains only if told to."""
+    lora: LoraDefaults | None = None
+    """LoRA as it takes it by default; ``None``: it has no LoRA, and trains only if told to."""
     needs_task: bool = False
     """Whether no shipped task trains this, so that ``task`` names a file of the user's."""

@@ -67,6 +67,8 @@ def format_of(tree: Tree, file: str) -> str:
         return own
     if isinstance(tree.get("trainer"), dict) or isinstance(tree.get("fit"), dict):
         return "Lightning"
+    if {"model_type", "architectures"} <= tree.keys():
+        raise ConfigError(f"file {file}: describes a model; it trains by distcore train --model FOLDER, where it lies")
     known = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
     best = max(known, key=lambda name: known[name])
     if not known[best] and {key.removeprefix("fsdp_") for key in tree} <= FSDP_KEYS.keys():

@@ -89,9 +89,9 @@ def place(draft: Draft, program: str) -> None:
                 hosts, here = _filled(draft, hosts, total)
                 machines = len(hosts)
             draft.keep("processes", sum(number or 0 for number in hosts.values()), origin)
-    elif here is not None and str(machines or 1).isdigit():
+    elif here is not None and (fewest := str(machines or 1).partition(":")[0]).isdigit():
         origin = draft.origin("processes_here", "tasks", "tasks_here", "machines") or program
-        draft.keep("processes", here * int(machines or 1), origin)
+        draft.keep("processes", here * int(fewest), origin)
     elif total and str(machines or "").isdigit():
         here = total // int(machines)  # Accelerate says the processes of all machines
         if here * int(machines) != total:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distcore_migrate.argument_rules import deepspeed, level, on, optimizer, precision, sampling, trackers
+from distcore_migrate.argument_rules import compiled, deepspeed, level, on, optimizer, precision, sampling, trackers
 from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, flag, instead, no_effect, none, to, whole
 from distcore_migrate.flag_parsing import abbreviated
 
@@ -100,8 +100,8 @@ ROWS: dict[str, Rule] = {
     "activation_checkpointing": on("gradient_checkpointing", True),
     "activation_checkpointing_kwargs": no_effect("torch's non-reentrant form is used"),
     "torch_compile": on("compile", "on"),
-    "torch_compile_backend": none("compile compiles with inductor, in its default mode"),
-    "torch_compile_mode": none("compile compiles with inductor, in its default mode"),
+    "torch_compile_backend": compiled,
+    "torch_compile_mode": compiled,
     "torchdynamo": instead("use --compile on or --compile regions"),
     "use_liger_kernel": none("a task of your own may build its model so"),
     "liger_kernel_config": none("a task of your own may build its model so"),

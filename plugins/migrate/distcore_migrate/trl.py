@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from distcore_migrate import lora_rules, preferences
-from distcore_migrate.draft import Rule, fact, flag, instead, no_effect, none, to, whole
-from distcore_migrate.script import Script
+from distcore_migrate.draft import Draft, Rule, differs_if_on, fact, flag, instead, no_effect, none, to, whole, written
+from distcore_migrate.script import LoraDefaults, Script
 
 TEMPLATE = none("the chat template of the model's tokenizer is used: put one into its folder, chat_template.jinja")
-PACKED = no_effect("short rows share a sequence and see nothing of each other, wherever that is exact")
+PACKED = differs_if_on(
+    "a row of its batch is a sequence of several rows, as long as max_length: fewer steps with more tokens each. Here "
+    "global_batch_size counts rows of the data; they share a sequence where that is exact"
+)
 PREPARED = no_effect("rows are prepared once, by one process, and kept")
 KERNELS = no_effect("transformers chooses attention and kernels")
+
+
+def _completion_only(draft: Draft, name: str, value: Any) -> None:
+    if value is None or flag(value):
+        draft.note("idle", written(name, value), "of a prompt with its completion the completion counts")
+    else:
+        draft.note("differs", written(name, value), "here the completion alone counts; for both, join them in a column "
+                   "named text")  # fmt: skip
+
+
 ROWS: dict[str, Rule] = lora_rules.ROWS | {
     "use_peft": lora_rules.switch(True),
     "lora_task_type": no_effect("the task says it"),
@@ -21,8 +36,8 @@ ROWS: dict[str, Rule] = lora_rules.ROWS | {
     "max_length": to("task_options.max_seq_len", whole),
     "max_seq_length": to("task_options.max_seq_len", whole),
     "packing": PACKED,
-    "packing_strategy": PACKED,
-    "eval_packing": PACKED,
+    "packing_strategy": no_effect("rows share a sequence where that is exact"),
+    "eval_packing": no_effect("evaluation counts each row once"),
     "padding_free": no_effect("padding_free is auto: where it is exact and faster"),
     "dataset_text_field": fact("text_column"),
     "dataset_train_split": fact("train_split"),
@@ -31,7 +46,7 @@ ROWS: dict[str, Rule] = lora_rules.ROWS | {
     "dataset_batch_size": PREPARED,
     "dataset_streaming": none("rows are prepared once, in bounded memory"),
     "assistant_only_loss": fact("assistant_only", flag),
-    "completion_only_loss": no_effect("of a prompt with its completion the completion counts"),
+    "completion_only_loss": _completion_only,
     "chat_template_path": TEMPLATE,
     "eos_token": TEMPLATE,
     "pad_token": no_effect("padding takes no part in the loss"),
@@ -44,20 +59,22 @@ DEFAULTS = {
     "dataset_test_split": "test",
 }  # fmt: skip
 """Defaults of SFTConfig that differ from those of TrainingArguments; bf16 is on where fp16 is not."""
+LORA = LoraDefaults(16, 32.0, dropout=0.05, every_layer=False)
 WHOLE = "TRL counts all tokens of a conversation unless assistant_only_loss is on; here the assistant's count"
 
 
 def _script(name: str) -> Script:
     """Return the trainer of that name: of preferences, or else with a file of the user's as its task."""
     if not preferences.is_shipped(name):
-        return Script(task=f"{name}.py:{name.upper()}", rows=ROWS, lora=(16, 32.0), needs_task=True)
+        defaults = DEFAULTS | {"learning_rate": 1e-6}
+        return Script(task=f"{name}.py:{name.upper()}", rows=ROWS, defaults=defaults, lora=LORA, needs_task=True)
     rate = 1e-4 if name == "reward" else 1e-6
     defaults = DEFAULTS | {"learning_rate": rate, "disable_dropout": True}
-    return preferences.script_of(name, ROWS, (16, 32.0), defaults, ("loss_type", "beta"))
+    return preferences.script_of(name, ROWS, LORA, defaults, ("loss_type", "beta"))
 
 
 SCRIPTS = {
-    "sft": Script(task="causal-lm", rows=ROWS, defaults=DEFAULTS, lora=(16, 32.0), differs=(WHOLE,)),
+    "sft": Script(task="causal-lm", rows=ROWS, defaults=DEFAULTS, lora=LORA, differs=(WHOLE,)),
     **{name: _script(name) for name in ("dpo", "kto", "orpo", "cpo", "grpo", "rloo", "ppo", "reward")},
 }
 """By the name of the subcommand, which is that of the script."""

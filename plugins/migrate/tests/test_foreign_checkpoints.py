@@ -165,6 +165,8 @@ def _end_late(folder: Path) -> None:
         (None, {"optimizer": {"weight_decay": 0.01}}, "with weight_decay = 0.1, and would be with 0.01 here"),
         (None, {"optimizer": {"name": "sgd"}}, "keeps exp_avg, exp_avg_sq"),
         (None, {"lr": 1e-3}, "was trained with lr = 0.005"),
+        (None, {"schedule": {"name": "cosine"}}, "its rate after step 4 is"),
+        (None, {"schedule": {"name": "linear", "warmup_steps": 1}}, "set schedule.name and its warm-up to the same"),
         (None, {"max_steps": 4}, "ends at step 4"),
         (None, {"lora": {"rank": 2}}, "lora: not with --checkpoint"),
     ],

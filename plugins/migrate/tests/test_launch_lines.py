@@ -316,7 +316,7 @@ def test_a_standalone_run_has_one_machine(nodes: str) -> None:
 
 def test_elastic_machines_of_an_unknown_script_are_ranks_of_ddp() -> None:
     made = migrate([], ["torchrun", "--nnodes=1:4", "--nproc_per_node=2", "train.py"])
-    assert "strategy: ddp  # nnodes" in made.text
+    assert "strategy: ddp  # nproc_per_node, nnodes" in made.text
 
 
 def test_trl_evaluates_on_the_split_test() -> None:

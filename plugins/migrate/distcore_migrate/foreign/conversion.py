@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
 from distcore import ConfigError, RunConfig, dump_config, load_config
 from distcore.jobs import (
     check,
@@ -15,6 +18,7 @@ from distcore.jobs import (
     model_source,
     optimizer_factory,
     resolve,
+    scheduler_for,
     with_absolute_paths,
     write_checkpoint,
 )
@@ -57,6 +61,7 @@ def convert(folder: str, config_file: str, out: str) -> str:
     per_epoch = -(-rows // config.global_batch_size)
     total = config.max_steps or config.epochs * per_epoch
     _check(state, config, total, folder)
+    _check_rate(state, config, total, per_epoch, folder)
     _check_decay(state, names.decays(optimizer_factory(config)(names.model)), folder)
     tensors = {f"model/{name}": value for name, value in state.weights.items()}
     for name, own in state.moments.items():
@@ -127,6 +132,20 @@ def _check(state: ForeignState, config: RunConfig, total: int, where: str) -> No
             raise ConfigError(
                 f"checkpoint {where}: was trained with {key} = {max(said)}, and the config says {mine[key]}; "
                 f"set {name} to the same"
+            )
+
+
+def _check_rate(state: ForeignState, config: RunConfig, total: int, per_epoch: int, where: str) -> None:
+    """Raise ConfigError for a rate of the next step that the config's schedule would not give."""
+    optimizer = torch.optim.SGD([torch.zeros(())], lr=1.0)
+    schedule = scheduler_for(config, optimizer, total, per_epoch)
+    mine = schedule.lr_lambdas[0](state.step) if isinstance(schedule, LambdaLR) else 1.0
+    for group in state.groups:
+        there, peak = group.get("lr"), group.get("initial_lr")
+        if there is not None and peak and not math.isclose(there / peak, mine, rel_tol=1e-4, abs_tol=1e-9):
+            raise ConfigError(
+                f"checkpoint {where}: its rate after step {state.step} is {there:g}, and the config's would be "
+                f"{peak * mine:g}; set schedule.name and its warm-up to the same"
             )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,8 @@ def load(file: Path) -> dict[str, Any]:
 def load_any(file: Path) -> Any:
     """Return the contents of a file; raises ConfigError, one line."""
     try:
-        with torch.serialization.safe_globals(STAND_INS):
+        with torch.serialization.safe_globals(STAND_INS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the protocol of a pickle that is refused below
             return torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigError(f"checkpoint file {file}: cannot be read: {error.strerror or error}") from None
