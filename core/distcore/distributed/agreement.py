@@ -83,7 +83,7 @@ def agree_on_metrics(run: Run, hooks: Hooks, metrics: dict[str, Any]) -> dict[st
 
 
 def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], planned: np.ndarray) -> None:
-    """Raise AgreementError unless the ranks together train on each of the ``planned`` rows exactly once.
+    """Raise AgreementError unless the ranks together train on each of the ``planned`` rows as often as planned.
 
     ``batches`` are this rank's micro-batches of a step, ``planned`` the row numbers of its global batch, shape
     ``(rows,)``. Every rank calls.
@@ -93,11 +93,10 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
     _check_same_rows(run, hooks, torch.cat(mine))
     if not run.world.is_shard_leader:
         mine = [torch.empty(0, dtype=torch.long)]
-    rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
-    seen, counts = np.unique(rows.numpy(), return_counts=True)
-    twice = seen[counts > 1]
-    missing = np.setdiff1d(planned, seen, assume_unique=True)
-    foreign = np.setdiff1d(seen, planned, assume_unique=True)
+    rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu().numpy()
+    numbers = np.union1d(planned, rows)
+    seen, wanted = (np.bincount(np.searchsorted(numbers, some), minlength=len(numbers)) for some in (rows, planned))
+    twice, missing, foreign = numbers[(seen > wanted) & (wanted > 0)], numbers[seen < wanted], numbers[wanted == 0]
     if wrong := [*twice[:1], *missing[:1], *foreign[:1]]:
         raise AgreementError(
             f"strategy {hooks.name!r}: ranks do not share out the global batch: {len(twice)} rows on several ranks, "

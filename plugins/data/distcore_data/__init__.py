@@ -9,8 +9,9 @@ from distcore_data.files import Source, check_source, class_names, data_format, 
 from distcore_data.filters import Filtered
 from distcore_data.formats.columns import Record, describe_value, row_error
 from distcore_data.orders import RowOrder
-from distcore_data.orders.mixtures import MixedRows
+from distcore_data.orders.mixtures import MixedRows, shares_of
 from distcore_data.orders.windows import WindowedRows
+from distcore_data.paths import files_of
 from distcore_data.splits import Split, find_split
 
 __all__ = [
@@ -27,9 +28,11 @@ __all__ = [
     "class_names",
     "data_format",
     "describe_value",
+    "files_of",
     "find_split",
     "read_records",
     "row_error",
+    "shares_of",
     "source_digest",
     "source_name",
 ]

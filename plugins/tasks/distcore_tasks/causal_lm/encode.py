@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,20 @@ Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and a bool for each that is a target; both have shape ``(tokens,)``."""
 
 
-def encode(part: Part[TextRows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
+def encode(
+    part: Part[TextRows], tokenizer: Any, options: CausalOptions, folder: Path, sources: Sequence[int] = ()
+) -> tuple[Arrays, int, list[int]]:
     """Write the tokens of all rows into ``folder``, the new folder of a dataset.
 
-    Returns the memory-mapped arrays, and the number of rows that were cut to ``max_seq_len``. Raises DataError or
-    ModelError.
+    ``sources``: the first record of each source of a mixture, and the end of the last. No row has tokens of two.
+    Returns the memory-mapped arrays, the number of rows that were cut to ``max_seq_len``, and the first row of each
+    source, and the end of the last. Raises DataError or ModelError.
     """
     if part.rows.form == "documents":
-        return _write_blocks(_documents(part, tokenizer, options), options, folder), 0
-    rows = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
-    return _write_cut(part, rows, options.max_seq_len, folder)
+        arrays, rows = _write_blocks(_documents(part, tokenizer, options), options, folder, sources)
+        return arrays, 0, rows
+    encoded = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
+    return *_write_cut(part, encoded, options.max_seq_len, folder), list(sources)
 
 
 def _documents(part: Part[TextRows], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
@@ -39,20 +44,28 @@ def _documents(part: Part[TextRows], tokenizer: Any, options: CausalOptions) -> 
         yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
 
 
-def _write_blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
-    """Cut the stream of all documents into blocks, and write them.
+def _write_blocks(
+    documents: Iterator[np.ndarray], options: CausalOptions, folder: Path, sources: Sequence[int]
+) -> tuple[Arrays, list[int]]:
+    """Cut the stream of the documents of each source into blocks, and write them.
 
-    Each token is predicted once, except for the stream's first one, or each document's with ``split_documents``.
+    Each token is predicted once, except for a stream's first one, or each document's with ``split_documents``. Returns
+    the arrays, and the first block of each source, and the end of the last.
     """
+    begins = [0]
     with SequenceFiles(folder) as files:
-        for tokens in documents:
+        for number, tokens in enumerate(documents):
+            if number in sources[1:]:
+                begins.append(files.count)
             flags = np.full(len(tokens), COUNTED, np.uint8)
             if options.split_documents:
                 flags[:1] = FIRST  # no target, because no token before it is visible
             files.add(tokens, flags)
-    starts = np.arange(0, files.count - 1, options.max_seq_len, dtype=np.int64)
-    lengths = np.minimum(options.max_seq_len, files.count - 1 - starts)
-    return finish_sequences(folder, starts, lengths)
+    streams = list(pairwise([*begins, files.count]))
+    cut = [np.arange(begin, end - 1, options.max_seq_len, dtype=np.int64) for begin, end in streams]
+    lengths = [np.minimum(options.max_seq_len, end - 1 - some) for (_, end), some in zip(streams, cut, strict=True)]
+    arrays = finish_sequences(folder, np.concatenate(cut), np.concatenate(lengths))
+    return arrays, [0, *accumulate(map(len, cut))] if sources else []
 
 
 def _prompts(part: Part[TextRows], tokenizer: Any) -> Iterator[Encoded]:

@@ -16,6 +16,7 @@ from distcore_tasks.causal_lm.rows import TextRows, read_rows, texts_of
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
     check_length,
     check_vocabulary,
@@ -60,16 +61,19 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     parts = _parts(options, seed)
     tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
+    records = source_bounds(options, lambda source: _rows(source, options), parts["train"].numbers)
+    sources: list[int] = []
     common = None
     for name, part in parts.items():
-        arrays, cut = encode(part, tokenizer, options, folder / name)
+        arrays, cut, rows = encode(part, tokenizer, options, folder / name, records if name == "train" else ())
+        sources = rows if name == "train" else sources
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
         counts = count_each(arrays.targets(), count_tokens(tokenizer))
         common = log_frequencies(counts=counts) if common is None else common
         perplexity = unigram_perplexity(counts=counts, common=common)
         facts[name] = {**_facts(part, arrays, cut), "unigram_perplexity": perplexity}
-    return tokenizer, {"facts": facts, "form": parts["train"].rows.form}
+    return tokenizer, {"facts": facts, "sources": sources, "form": parts["train"].rows.form}
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
@@ -111,7 +115,7 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
     rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in prompts}
-    rows["train"] = in_order(rows["train"], options)
+    rows["train"] = in_order(rows["train"], options, entry.sources)
     if packed:
         rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
     return with_rows(

@@ -19,6 +19,7 @@ from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import check_filter, say_embedded, unused_splits
@@ -66,8 +67,9 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     for source, _ in parts.values():
         check_resizing(source.name, source.store, preprocessing.size)
     sets = {name: rows for name, (_, rows) in parts.items()}
+    sources = source_bounds(options, rows_of, sets["train"].rows)
     return ImageDatasets(
-        train=_augmented(in_order(sets["train"], options), options, seed),
+        train=_augmented(in_order(sets["train"], options, sources), options, seed),
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
         facts={

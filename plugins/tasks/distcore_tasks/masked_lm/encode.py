@@ -15,8 +15,8 @@ from distcore_tasks.shared.splits import Part
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
-def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int]]:
-    """Yield the rows of all texts, in order and in chunks, each with the number of texts cut.
+def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int, list[int]]]:
+    """Yield the rows of all texts, in order and in chunks, each with the number of texts cut, and of rows of each text.
 
     Raises ConfigError if rows are too short for the tokenizer's special tokens.
     """
@@ -26,12 +26,13 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
         taken = f"the tokenizer puts {len(before) + len(behind)} special tokens around each row"
         raise ConfigError(f"max_seq_len = {options.max_seq_len}: {taken}, which leaves no room for others")
     for texts in chunks(part.values()):
-        rows, cut = [], 0
+        rows, cut, made = [], 0, []
         for tokens in token_lists(tokenizer, texts, special=False):
             last = len(tokens) if options.split_texts else min(room, len(tokens))
             cut += last < len(tokens)
             rows += [[*before, *tokens[at : min(at + room, last)], *behind] for at in range(0, last, room)]
-        yield flat_rows(rows), cut
+            made.append(len(range(0, last, room)))
+        yield flat_rows(rows), cut, made
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:

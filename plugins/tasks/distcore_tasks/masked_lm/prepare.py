@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -21,6 +22,7 @@ from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
@@ -46,7 +48,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
     masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.record["masking"])
     facts, pad = entry.facts, entry.tokens["pad"]
     sets = {name: open_rows(entry.folder / name, pad, masking, varying=name == "train") for name in facts}
-    sets["train"] = in_order(sets["train"], options)
+    sets["train"] = in_order(sets["train"], options, entry.sources)
     for name, rows in sets.items():
         facts[name]["targets"] = int(rows.items.sum())
     empty = sum(int((rows.items == 0).sum()) for rows in sets.values())
@@ -66,10 +68,11 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
     tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
     facts: dict[str, dict[str, object]] = {}
+    made: dict[str, array[int]] = {}
     common = None
     for name, part in parts.items():
-        cut: list[int] = []
-        tokens = write_rows(folder / name, _rows_of(part, tokenizer, options, cut), ordinary)
+        cut, made[name] = list[int](), array("q", [0])
+        tokens = write_rows(folder / name, _rows_of(part, tokenizer, options, cut, made[name]), ordinary)
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(tokens.values.max(initial=0)))
         counts = np.zeros(count_tokens(tokenizer), np.int64)
@@ -86,13 +89,22 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
             "commonest_token": round(float(counts[common.argmax()] / counts.sum()), 4),
         }
     np.save(folder / "ordinary.npy", ordinary)
-    return tokenizer, {"facts": facts, "masking": {"mask": mask, "size": count_tokens(tokenizer)}}
+    texts = source_bounds(options, lambda source: _texts(source, options).values, parts["train"].numbers)
+    sources = np.cumsum(made["train"])[texts].tolist() if texts else []
+    return tokenizer, {
+        "facts": facts,
+        "sources": sources,
+        "masking": {"mask": mask, "size": count_tokens(tokenizer)},
+    }
 
 
-def _rows_of(part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: list[int]) -> Iterator[Flat]:
-    """Yield rows in chunks. Append the number of texts cut in each chunk to ``cut``."""
-    for rows, number in encode(part, tokenizer, options):
+def _rows_of(
+    part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: list[int], made: array[int]
+) -> Iterator[Flat]:
+    """Yield rows in chunks. Append to ``cut`` the number of texts cut in each, to ``made`` those of rows of a text."""
+    for rows, number, of_texts in encode(part, tokenizer, options):
         cut.append(number)
+        made.extend(of_texts)
         yield rows
 
 

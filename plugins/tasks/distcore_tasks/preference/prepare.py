@@ -14,6 +14,7 @@ from distcore_tasks.preference.encode import encode
 from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import Preferences, read_preferences
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
@@ -39,7 +40,7 @@ def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
     rows = {name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in facts}
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options)},
+        rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*unused_splits(options), *cut_warning(facts, options.max_seq_len)),
@@ -60,7 +61,8 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
         write_preferences(folder / name, texts)
         tokens = {f"{part_name}_tokens": len(flat.values) for part_name, flat in texts.items()}
         facts[name] = {"rows": len(part.numbers), **tokens, "rows_cut": cut}
-    return tokenizer, {"facts": facts}
+    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+    return tokenizer, {"facts": facts, "sources": sources}
 
 
 def _rows(source: str, options: PairOptions) -> Preferences:

@@ -20,6 +20,7 @@ from distcore_tasks.seq2seq.rows import Pairs, read_pairs
 from distcore_tasks.seq2seq.scores import check_scores
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
@@ -46,7 +47,7 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
     rows = {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in facts}
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options)},
+        rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*unused_splits(options), *_warnings(facts, options)),
@@ -77,7 +78,8 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
             "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
             "commonest_target": round(float(np.mean(said == commonest)), 4),
         }
-    return tokenizer, {"facts": facts}
+    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+    return tokenizer, {"facts": facts, "sources": sources}
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:

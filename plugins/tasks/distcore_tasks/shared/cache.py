@@ -10,7 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distcore_data import cached_folder
+from distcore_data import cached_folder, files_of
+from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
 from distcore_tasks.shared.sources import check_filter, say_embedded, source_digests
@@ -42,6 +43,12 @@ class Entry:
         """``vocab_size``, ``pad`` and ``end`` of the tokenizer."""
         tokens: dict[str, Any] = self.record["tokens"]
         return tokens
+
+    @property
+    def sources(self) -> list[int]:
+        """The first training row of each source of a mixture, and the end of the last; empty without a mixture."""
+        sources: list[int] = self.record.get("sources", [])
+        return sources
 
     @property
     def tokenizer(self) -> Path:
@@ -87,6 +94,8 @@ class CachedDatasets:
             vocab_size if options.from_scratch else tokenizer_digest(options.model_folder()),
             [version("tokenizers"), version("transformers")],  # a new release may tokenize differently
         ]
+        if sources := mixed_sources(options):
+            facts.append([len(files_of(Path(source).expanduser())) for source in sources])
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
 

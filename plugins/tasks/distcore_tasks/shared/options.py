@@ -54,12 +54,18 @@ class Order:
     """All rows shuffled; or shards of 64 rows shuffled, and their rows in windows of shards."""
     window_shards: Annotated[int, Field(ge=1)] = 1024
     """Shards in a window."""
+    mix: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
+    """Weights of the sources in ``data``, by their names without folder and extension; null: all rows alike."""
+    mix_by: Literal["rows", "tokens"] = "rows"
+    """What the weights are shares of."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a size of windows without windows."""
+        """Raise ConfigError for a size of windows without windows, and for shares without weights."""
         if self.kind == "full" and self.window_shards != Order.window_shards:
             problem = "order.kind = 'full' has no windows; leave it out, or set order.kind=windows"
             raise ConfigError(f"order.window_shards = {self.window_shards}: {problem}")
+        if self.mix is None and self.mix_by != Order.mix_by:
+            raise ConfigError("order.mix_by = 'tokens': order.mix has no weights; leave it out, or set order.mix")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from distcore_data import RowOrder, WindowedRows
-from distcore_tasks.shared.options import TaskOptions
+from distcore import Column, DataError
+from distcore_data import MixedRows, RowOrder, WindowedRows, shares_of
+from distcore_tasks.shared.mixtures import mixed_sources
+from distcore_tasks.shared.options import Order, TaskOptions
 
 if TYPE_CHECKING:
     from typing import Any
@@ -29,6 +33,11 @@ class Orderable(Protocol):
         ...
 
     @property
+    def lengths(self) -> Column:
+        """Tokens of each row."""
+        ...
+
+    @property
     def content(self) -> str:
         """Digest of the rows."""
         ...
@@ -41,12 +50,36 @@ class Orderable(Protocol):
 D = TypeVar("D", bound=Orderable)
 
 
-def in_order(rows: D, options: TaskOptions) -> D:
-    """Return the training ``rows`` in the order that the options ask for. Their digest then covers it."""
-    if options.order.kind == "full":
+def in_order(rows: D, options: TaskOptions, sources: Sequence[int] = ()) -> D:
+    """Return the training ``rows`` in the order that the options ask for. Their digest then covers it.
+
+    ``sources``: the first row of each source of a mixture, and the end of the last.
+    """
+    order = _order(rows, options, sources)
+    if order is None:
         return rows
-    order = WindowedRows(
-        bounds=np.append(np.arange(0, len(rows), SHARD), len(rows)), window=options.order.window_shards
-    )
     content = hashlib.sha256(f"{rows.content} {order.content}".encode()).hexdigest()
     return replace(rows, row_order=order, content=content)
+
+
+def _order(rows: Orderable, options: TaskOptions, sources: Sequence[int]) -> RowOrder | None:
+    asked, weights = options.order, mixed_sources(options)
+    if not weights:
+        return _shuffled(asked, 0, len(rows)) if asked.kind == "windows" else None
+    bounds, shares = list(pairwise(sources)), list(weights.values())
+    for source, (start, stop) in zip(weights, bounds, strict=True):
+        if start == stop:
+            raise DataError(
+                f"data {source}: no row of it is left for training; give it more rows, or --eval-data a file"
+            )
+    if asked.mix_by == "tokens":
+        lengths = (rows.lengths[np.arange(start, stop)] for start, stop in bounds)
+        shares = [weight / max(1.0, float(some.mean())) for weight, some in zip(shares, lengths, strict=True)]
+    shuffled = (_shuffled(asked, *pair, key) for key, pair in enumerate(bounds))
+    return MixedRows(sources=tuple(shuffled), shares=shares_of(shares))
+
+
+def _shuffled(asked: Order, start: int, stop: int, key: int = 0) -> WindowedRows:
+    if asked.kind == "full":
+        return WindowedRows(bounds=np.array([start, stop]), window=1, key=key)
+    return WindowedRows(bounds=np.append(np.arange(start, stop, SHARD), stop), window=asked.window_shards, key=key)

@@ -14,6 +14,7 @@ from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import split_parts
 from distcore_tasks.shared.lazy_rows import Values, picked
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
 from distcore_tasks.shared.row_order import in_order
@@ -108,6 +109,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
         "labels": labels,
         "type_pad": tokenizer.pad_token_type_id,
         "facts": facts,
+        "sources": source_bounds(options, lambda source: _rows(source, options), parts["train"].numbers),
         "warnings": list(problem.warnings(rows, parts["evaluation"].labels, classes, held_out)),
     }
 
@@ -153,7 +155,7 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     rows = {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()}
     return with_rows(
         TextDatasets,
-        rows | {"train": in_order(rows["train"], options)},
+        rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
         warnings=(

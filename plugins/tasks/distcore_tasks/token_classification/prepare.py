@@ -14,6 +14,7 @@ from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, total
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.lazy_rows import LazyValues
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, source_label, unused_splits
@@ -56,7 +57,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     rows = {name: open_tagged(entry.folder / name, pad, source_label(sources[name], options)) for name in facts}
     return with_rows(
         TagDatasets,
-        rows | {"train": in_order(rows["train"], options)},
+        rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
         warnings=(*unused_splits(options), *other_head(classes, options), *_warnings(facts, options)),
@@ -79,7 +80,8 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
         facts[name] = _write_part(folder / name, part, classes, tokenizer, options)
         if name != "train":
             facts[name] |= lookup.facts(part.values(), classes)
-    return tokenizer, {"labels": labels, "facts": facts}
+    sources = source_bounds(options, lambda source: _rows(source, options).values, train.numbers)
+    return tokenizer, {"labels": labels, "facts": facts, "sources": sources}
 
 
 def _write_part(

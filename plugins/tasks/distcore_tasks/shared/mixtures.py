@@ -1,0 +1,58 @@
+"""Sources of a mixture: their names in ``order.mix``, and which training rows are theirs."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Sized
+from pathlib import Path
+
+import numpy as np
+
+from distcore import ConfigError, nearest
+from distcore_tasks.shared.options import TaskOptions
+
+
+def mixed_sources(options: TaskOptions) -> dict[str, float]:
+    """Return the weight of each source of ``data``, in their order; empty without a mixture.
+
+    Raises ConfigError unless each source has one weight, and each weight one source.
+    """
+    weights = options.order.mix
+    if weights is None:
+        return {}
+    sources = [part.strip() for part in options.data.split(",")]
+    if len(sources) < 2:
+        raise ConfigError(f"order.mix: --data {options.data} is one source; name several with commas between them")
+    found: dict[str, float] = {}
+    for source in sources:
+        mine = [name for name in weights if name in _names(source)]
+        if len(mine) != 1:
+            problem = "has several weights" if mine else "has no weight"
+            raise ConfigError(f"order.mix: {source} {problem}; give each source of --data one: {', '.join(sources)}")
+        found[source] = weights[mine[0]]
+    names = {name: source for source in sources for name in _names(source)}
+    for name in weights:
+        if (owners := sum(name in _names(source) for source in sources)) != 1:
+            problem = "names several sources" if owners else f"is no source of --data{nearest(name, names)}"
+            raise ConfigError(f"order.mix: {name} {problem}; the sources are {', '.join(sources)}")
+    return found
+
+
+def _names(source: str) -> set[str]:
+    """Return the names of a source: itself, and that of its file or folder, of a pattern that of its folder."""
+    path = Path(source)
+    name = path.parent.name if glob.has_magic(path.name) else path.name
+    return {source, name, name.partition(".")[0]} - {""}
+
+
+def source_bounds(options: TaskOptions, read: Callable[[str], Sized], numbers: np.ndarray) -> list[int]:
+    """Return the first training row of each source of a mixture, and the end of the last; empty without a mixture.
+
+    ``numbers``: those of the training rows among all rows of ``data``, int64, ascending. ``read`` returns the rows of a
+    source.
+    """
+    sources = list(mixed_sources(options))
+    if not sources:
+        return []
+    ends = np.cumsum([len(read(source)) for source in sources])
+    return [0, *np.searchsorted(numbers, ends).tolist()]
