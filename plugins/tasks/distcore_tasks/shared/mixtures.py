@@ -23,6 +23,11 @@ def mixed_sources(options: TaskOptions) -> dict[str, float]:
     sources = [part.strip() for part in options.data.split(",")]
     if len(sources) < 2:
         raise ConfigError(f"order.mix: --data {options.data} is one source; name several with commas between them")
+    known = sorted({name for source in sources for name in _names(source)})
+    for name in weights:
+        if (owners := sum(name in _names(source) for source in sources)) != 1:
+            problem = "names several sources" if owners else f"is no source of --data{nearest(name, known)}"
+            raise ConfigError(f"order.mix: {name} {problem}; the sources are {', '.join(sources)}")
     found: dict[str, float] = {}
     for source in sources:
         mine = [name for name in weights if name in _names(source)]
@@ -30,11 +35,6 @@ def mixed_sources(options: TaskOptions) -> dict[str, float]:
             problem = "has several weights" if mine else "has no weight"
             raise ConfigError(f"order.mix: {source} {problem}; give each source of --data one: {', '.join(sources)}")
         found[source] = weights[mine[0]]
-    names = {name: source for source in sources for name in _names(source)}
-    for name in weights:
-        if (owners := sum(name in _names(source) for source in sources)) != 1:
-            problem = "names several sources" if owners else f"is no source of --data{nearest(name, names)}"
-            raise ConfigError(f"order.mix: {name} {problem}; the sources are {', '.join(sources)}")
     return found
 
 
