@@ -28,14 +28,14 @@ def mixed_sources(options: TaskOptions) -> dict[str, float]:
         if (owners := sum(name in _names(source) for source in sources)) != 1:
             problem = "names several sources" if owners else f"is no source of --data{nearest(name, known)}"
             raise ConfigError(f"order.mix: {name} {problem}; the sources are {', '.join(sources)}")
-    found: dict[str, float] = {}
+    weighted: dict[str, float] = {}
     for source in sources:
         mine = [name for name in weights if name in _names(source)]
         if len(mine) != 1:
             problem = "has several weights" if mine else "has no weight"
             raise ConfigError(f"order.mix: {source} {problem}; give each source of --data one: {', '.join(sources)}")
-        found[source] = weights[mine[0]]
-    return found
+        weighted[source] = weights[mine[0]]
+    return weighted
 
 
 def _names(source: str) -> set[str]:
