@@ -100,10 +100,12 @@ def outcome(folder: Path, commit: str, path: str, number: int | None) -> str:
 
 def _is_named(key: str, value: object, text: str) -> bool:
     """Return True if a key or flag stands in the config; of a section, its own name or all of its keys."""
-    words = (key, key.replace("-", "_").removeprefix("no_"))
+    words = (key, key.replace("-", "_"), key.replace("-", "_").removeprefix("no_"))
     if any(re.search(rf"(?<![A-Za-z0-9_]){re.escape(word)}(?![A-Za-z0-9_])", text) for word in words):
         return True
-    return isinstance(value, dict) and all(_is_named(str(inner).removeprefix("fsdp_"), "", text) for inner in value)
+    return isinstance(value, dict) and all(
+        any(_is_named(name, "", text) for name in (str(inner), str(inner).removeprefix("fsdp_"))) for inner in value
+    )
 
 
 def main() -> int:

@@ -66,7 +66,8 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     if command is not None and not says_ranks:
         read_launcher(draft, command)
     if command is not None:
-        arguments = together(arguments, training_arguments.in_full(command.arguments, rows_of(script)))
+        given = command.arguments  # of an unknown script as they are: so are its abbreviations
+        arguments = together(arguments, training_arguments.in_full(given, rows_of(script)) if script else given)
     has_trainer = read_arguments(draft, arguments, command, script)
     if command is not None and says_ranks:
         read_launcher(draft, command)
