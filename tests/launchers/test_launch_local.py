@@ -171,6 +171,7 @@ def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.needs("distcore-clusters")
 def test_the_ranks_of_an_srun_step_meet(tmp_path: Path) -> None:
     assert srun("works", tmp_path) == [
         (0, "joined 0 of 2\n", ""),
@@ -179,6 +180,7 @@ def test_the_ranks_of_an_srun_step_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.needs("distcore-clusters")
 def test_a_rank_whose_peer_vanished_says_so_where_no_launcher_does(tmp_path: Path) -> None:
     (status, _, errors), (killed, _, silence) = srun("killed", tmp_path)
     assert (killed, silence) == (-signal.SIGKILL, "")
