@@ -35,9 +35,10 @@ KINDS = {
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
-    "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"},
+    "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
+    | {"migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
-    "extensions": dict.fromkeys(("nan_guard", "profile", "stopwatch"), "workbench")
+    "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),

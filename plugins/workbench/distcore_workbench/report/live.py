@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +39,7 @@ def follow(folders: Sequence[Path], console: Console, grace: float = GRACE) -> N
             sizes = tuple(_size(folder) for folder in folders)
             if console.is_terminal and sizes != shown:
                 shown = sizes
-                live.update(_curves(folders, console), refresh=True)
+                live.update(drawn_curves(folders, console), refresh=True)
             time.sleep(PAUSE)
 
 
@@ -47,11 +48,13 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.jsonl"))
 
 
-def _curves(folders: Sequence[Path], console: Console) -> Text:
+def drawn_curves(folders: Sequence[Path], console: Console, hidden: tuple[str, ...] = ()) -> Text:
+    """Return the curves of the runs as they are now, without those whose title ends so."""
     try:
         content = content_of(folders)
     except NoStepError:
         return Text("waiting for the first step; Ctrl-C ends")
+    charts = tuple(one for one in content.charts if not one.title.endswith(hidden))
     with console.capture() as drawn:
-        show_curves(content, console)
+        show_curves(replace(content, charts=charts), console)
     return Text.from_ansi(drawn.get())
