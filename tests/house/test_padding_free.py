@@ -17,7 +17,7 @@ CORE = {
     "plugin/report.py",  # the outcome, in the report
 }
 PACKAGE = "distcore_tasks/padding_free/"
-INHERIT = {f"distcore_tasks/{task}/options.py" for task in ("masked_lm", "seq2seq", "text_classification",
+INHERIT = {f"distcore_tasks/{task}/options.py" for task in ("embedding", "masked_lm", "seq2seq", "text_classification",
                                                             "token_classification")}  # fmt: skip
 PADS_FOR_A_LOSS = "distcore_tasks/distillation/options.py"
 """Its loss may read hidden states, which are there for padded rows alone."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distcore import ModelError
+from distcore_tasks.shared.bert import hidden_size
 from distcore_tasks.shared.pretrained import load_tokenizer, read_config
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def check_tokens(student: TextOptions, teacher: TextOptions) -> None:
 
 def check_sizes(student: TextOptions, teacher: TextOptions) -> None:
     """Raise ModelError, one line, if hidden states have other sizes."""
-    sizes = [_hidden_size(options) for options in (student, teacher)]
+    sizes = [hidden_size(options) for options in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ModelError(
             f"hidden_weight: hidden states of {student.model} have {sizes[0]} values, those of teacher {teacher.model} "
@@ -53,10 +54,3 @@ def _vocabulary(options: TextOptions) -> dict[str, int]:
     tokenizer: Any = load_tokenizer(options.model, options.model_folder())
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary
-
-
-def _hidden_size(options: TextOptions) -> object:
-    if options.from_scratch:
-        return getattr(options.built_in[options.model], "hidden", None)
-    config = read_config(options.model, options.model_folder())
-    return config.get("hidden_size", config.get("dim"))

@@ -29,6 +29,8 @@ KINDS = {
 """The end of a transformers class name, to its pipeline and its loading class."""
 INPUTS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
 """Files of a model's preprocessor, to the class of transformers that loads it."""
+MODULES = "modules.json"
+"""The file of sentence-transformers in the folder of a model of embeddings."""
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of peft's settings in the folder of an adapter."""
 AUTO_CLASSES = {
@@ -47,10 +49,12 @@ def write_card(to: Path, trained: TrainedModel) -> None:
     """
     model = type(trained.module).__name__
     kind, auto = next((both for end, both in KINDS.items() if model.endswith(end)), (None, "AutoModel"))
-    is_adapter = (to / ADAPTER_CONFIG).is_file()
+    is_adapter, embeds = (to / ADAPTER_CONFIG).is_file(), (to / MODULES).is_file()
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
+    if embeds and not is_adapter:
+        kind, library = "sentence-similarity", "sentence-transformers"
     head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
-    use = _how_to_use(to, trained.module) if is_adapter else _how_to_load(to, auto)
+    use = _how_to_use(to, trained.module) if is_adapter else _how_to_embed(to) if embeds else _how_to_load(to, auto)
     if not is_adapter and not hasattr(trained.module, "save_pretrained"):
         head, use = {"tags": tags}, _how_to_fill(to, model)
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use)]
@@ -94,6 +98,12 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
         variable = "tokenizer" if name == "AutoTokenizer" else "processor"
         yield f'{variable} = {name}.from_pretrained("{to.name}")'
     yield "```"
+
+
+def _how_to_embed(to: Path) -> Iterator[str]:
+    """Yield code that loads a model of embeddings."""
+    yield from ("", "```python", "from sentence_transformers import SentenceTransformer", "")
+    yield from (f'model = SentenceTransformer("{to.name}")', 'embeddings = model.encode(["a text"])', "```")
 
 
 def _how_to_fill(to: Path, model: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.padding import check_padding
-from distcore_tasks.shared.pretrained import check_kind, check_length, set_dropout
+from distcore_tasks.shared.pretrained import check_kind, check_length, read_config, set_dropout
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,11 @@ def check_encoder(options: TaskOptions, max_seq_len: int, kind: str, cannot: str
     check_kind(options.model, folder, kind, f"{cannot}; take a model such as BERT or RoBERTa")
     check_padding(options)
     check_length(options.model, folder, max_seq_len)
+
+
+def hidden_size(options: TaskOptions) -> int | None:
+    """Return the size of the model's hidden states; ``None`` if its config does not say it."""
+    if options.from_scratch:
+        return getattr(options.built_in[options.model], "hidden", None)
+    config = read_config(options.model, options.model_folder())
+    return next((config[name] for name in ("hidden_size", "dim", "emb_dim") if name in config), None)

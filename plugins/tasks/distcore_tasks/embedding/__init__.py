@@ -1,0 +1,1 @@
+"""Text embeddings from pairs and triplets of texts; see ``task``."""

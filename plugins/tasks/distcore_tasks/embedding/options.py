@@ -1,0 +1,105 @@
+"""Options of text embeddings: model, pooling, data files, tokens and the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distcore import ConfigError, Direction, OnResume
+from distcore_tasks.padding_free.options import PaddingFreeOptions
+from distcore_tasks.shared.bert import SHAPES
+from distcore_tasks.shared.options import TaskOptions
+
+Pooling = Literal["mean", "cls"]
+RETRIEVAL: dict[str, Direction] = {
+    "accuracy_at_1": "max",
+    "recall_at_10": "max",
+    "mrr_at_10": "max",
+    "ndcg_at_10": "max",
+}
+"""The metrics of retrieval."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in files with named columns."""
+
+    anchor: str = "anchor"
+    """Column of anchors, such as questions."""
+    positive: str = "positive"
+    """Column of the texts that belong to the anchors, such as answers."""
+    negative: str | None = None
+    """Column of a text for each row that does not belong to its anchor; default: rows have none."""
+    text: str = "text"
+    """Column of the texts that ``distcore predict`` embeds."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the texts of a training row, in order."""
+        return ("anchor", "positive") if self.negative is None else ("anchor", "positive", "negative")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of a built-in model, which is trained on the training rows."""
+
+    vocab_size: Annotated[int, Field(ge=64)] = 4000
+    """Tokens in the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
+    """Options of text embeddings."""
+
+    flags: ClassVar = {
+        "anchor-column": "columns.anchor",
+        "positive-column": "columns.positive",
+        "negative-column": "columns.negative",
+        "text-column": "columns.text",
+    }
+    built_in: ClassVar = SHAPES
+    pretrained_lr: ClassVar = 2e-5
+    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", **RETRIEVAL}
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+        "columns": "free",
+        "model": "other rows",  # its tokenizer makes the tokens
+        "max_seq_len": "other rows",
+        "tokenizer": "free",  # the tokens that it makes are compared
+        "scale": "ask",
+        "symmetric": "ask",
+        "dims": "ask",
+    }
+
+    model: str = "bert-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "stdlib-search"
+    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    columns: Columns = Columns()
+    """Names of the columns in data files."""
+    tokenizer: Tokenizer = Tokenizer()
+    """The vocabulary of a built-in model."""
+    max_seq_len: Annotated[int, Field(ge=4)] = 128
+    """Length of a text in tokens; longer texts are cut."""
+    pooling: Pooling | None = None
+    """The mean of all tokens, or the first one; null: as a folder of sentence-transformers says, else the mean."""
+    scale: Annotated[float, Field(gt=0)] = 20.0
+    """Factor of the cosine similarities in the loss: 1 / temperature."""
+    symmetric: bool = False
+    """Also let each positive find its anchor, and take the mean of both losses."""
+    dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Matryoshka sizes: the loss is the sum over embeddings cut to each; default: the whole embedding."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a size that is named twice."""
+        if len(set(self.dims)) != len(self.dims):
+            raise ConfigError(f"dims = {list(self.dims)}: names a size twice; name each once")
+
+    @cached_property
+    def pools(self) -> Pooling:
+        """The pooling in use. Raises ModelError for a folder with one that this task does not have."""
+        from distcore_tasks.embedding.models import saved_pooling
+
+        return self.pooling or saved_pooling(self)

@@ -1,0 +1,153 @@
+"""Text embeddings: an encoder learns that texts of a pair are near each other, and far from those of other pairs.
+
+Methods import what they need, because ``distcore train --help`` imports this class for its flags and must be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distcore_tasks.embedding.options import EmbeddingOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distcore import Dataset, Datasets, FileRows, RunConfig
+
+COLUMNS = ("anchor", "positive", "negative")
+"""Names of the embeddings of a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(EmbeddingOptions):
+    """Embeddings from pairs and triplets, by a loss over the global batch; implements ``distcore.Task``."""
+
+    embedded: ClassVar = ("stdlib-search",)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenized datasets, from the cache if it has them.
+
+        Raises DataError, ModelError or ConfigError.
+        """
+        from distcore_tasks.embedding.prepare import prepare_texts
+
+        return prepare_texts(self, config)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the encoder."""
+        from distcore_tasks.embedding.models import build_encoder
+        from distcore_tasks.shared.tokenized import tokenized
+
+        data = tokenized(data)
+        return build_encoder(self, vocab_size=data.vocab_size, pad=data.pad)
+
+    def embed(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return embeddings of length 1, fp32 ``(n, size)``: ``anchor``, ``positive`` and perhaps ``negative``.
+
+        Also ``same``, the digests of the texts, ``(n, texts of a row, 2)``. The model is called for each text of a row
+        by itself: masks of dropout by row then differ between them.
+        """
+        texts = {name: _embeddings(model, inputs, self.pools) for name, inputs in batch.items() if name != "same"}
+        return texts | {"same": batch["same"]}
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the mean loss of the rows of a global batch, each against the texts of all others."""
+        from distcore_tasks.embedding.losses import row_losses
+
+        return row_losses(self, _columns(embeddings), embeddings["same"]).mean()
+
+    def outputs(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return what ``embed`` does; of rows to embed only ``text``."""
+        outputs = self.embed(model, batch)
+        return {"text": outputs["text"]} if "text" in outputs else outputs
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return ``loss`` and the metrics of retrieval over all rows; with ``dims`` the latter also by size, ``sizes``.
+
+        The loss is over parts of about as many rows as a global batch has, so that it compares with that of training.
+        All are ``None`` without rows.
+        """
+        if not outputs:
+            return dict.fromkeys(self.metrics)
+        import torch
+        from torch.nn.functional import normalize
+
+        from distcore_tasks.embedding.known import text_numbers
+        from distcore_tasks.embedding.losses import row_losses
+        from distcore_tasks.embedding.prepare import texts_of
+        from distcore_tasks.embedding.retrieval import metrics, ranks
+
+        embeddings, same = _columns(outputs), outputs["same"]
+        parts = max(1, round(len(same) / texts_of(data).group))
+        losses = [row_losses(self, [each[at::parts] for each in embeddings], same[at::parts]) for at in range(parts)]
+        report: dict[str, object] = {"loss": torch.cat(losses).double().mean().item()}
+        anchors, positives, *_ = embeddings
+        numbers = text_numbers(same)
+        cuts = {
+            str(size): metrics(ranks(*(normalize(e[:, :size], dim=-1) for e in (anchors, positives)), numbers))
+            for size in self.dims
+        }
+        return report | metrics(ranks(anchors, positives, numbers)) | ({"sizes": cuts} if cuts else {})
+
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield ``index`` and ``embedding`` of a text; of a pair its ``similarity`` and the positive's ``rank``."""
+        if "anchor" not in outputs:
+            for index, embedding in enumerate(outputs["text"].tolist() if outputs else ()):
+                yield {"index": index, "embedding": embedding}
+            return
+        from distcore_tasks.embedding.known import text_numbers
+        from distcore_tasks.embedding.retrieval import ranks
+
+        anchors, positives = outputs["anchor"], outputs["positive"]
+        places = ranks(anchors, positives, text_numbers(outputs["same"])).tolist()
+        similar = (anchors * positives).sum(-1).tolist()
+        for index, (similarity, rank) in enumerate(zip(similar, places, strict=True)):
+            yield {"index": index, "similarity": similarity, "rank": rank}
+
+    def row_columns(self) -> dict[str, str]:
+        """Return the column of texts to embed."""
+        return {"columns.text": self.columns.text}
+
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return texts to embed. Raises DataError for an invalid one."""
+        from distcore_tasks.embedding.prepare import texts_of
+        from distcore_tasks.embedding.unlabeled import unlabeled_texts
+
+        return unlabeled_texts(rows, self, texts_of(data))
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write the tokenizer to ``folder``, and what sentence-transformers reads beside the weights."""
+        from distcore_tasks.embedding.models import write_modules
+        from distcore_tasks.shared.bert import hidden_size
+        from distcore_tasks.shared.pretrained import set_length
+        from distcore_tasks.shared.tokenized import tokenized
+
+        tokenized(data).save_tokenizer(folder)
+        set_length(folder, self.max_seq_len)
+        write_modules(folder, self, hidden_size(self))
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        from distcore_tasks.embedding.dataset import empty_dataset
+        from distcore_tasks.embedding.prepare import TextsDatasets
+        from distcore_tasks.shared.tokenized import empty_datasets
+
+        return empty_datasets(TextsDatasets, folder, empty_dataset, group=int(config.global_batch_size))
+
+
+def _columns(embeddings: dict[str, Tensor]) -> list[Tensor]:
+    return [embeddings[name] for name in COLUMNS if name in embeddings]
+
+
+def _embeddings(model: nn.Module, inputs: dict[str, Tensor], pools: str) -> Tensor:
+    """Return the embedding of each text, fp32 ``(n, size)``, of length 1."""
+    from torch.nn.functional import normalize
+
+    hidden = model(**inputs).last_hidden_state.float()
+    if pools == "cls":
+        return normalize(hidden[:, 0], dim=-1)
+    weights = inputs["attention_mask"][..., None].to(hidden)
+    return normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1)
