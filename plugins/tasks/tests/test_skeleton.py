@@ -13,7 +13,7 @@ SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare
 OWN = {
     "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router"},
     "distillation": set[str](),
-    "embedding": {"losses", "known", "retrieval"},
+    "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {
         *("shapes", "conv", "preprocessing"),
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from

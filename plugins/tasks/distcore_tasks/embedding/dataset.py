@@ -96,5 +96,5 @@ def empty_dataset(pad: int) -> TextsDataset:
 
 
 def _halves(tokens: np.ndarray) -> tuple[int, int]:
-    digest = int.from_bytes(blake2b(tokens.astype("<i4").tobytes(), digest_size=2 * HALF // 8).digest(), "big")
-    return divmod(digest, 2**HALF)
+    digest = blake2b(tokens.astype("<i4").tobytes(), digest_size=2 * HALF // 8).digest()
+    return int.from_bytes(digest[: HALF // 8], "big"), int.from_bytes(digest[HALF // 8 :], "big")

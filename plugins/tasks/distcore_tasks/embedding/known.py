@@ -30,7 +30,7 @@ def are_known(rows: Tensor, anchors: Tensor, positives: Tensor, texts: Tensor) -
     """
     import torch
 
-    groups, group = anchors[rows].unique(return_inverse=True)
+    groups, group = torch.unique(anchors[rows], return_inverse=True)
     place = torch.searchsorted(groups, anchors.contiguous()).clamp(max=len(groups) - 1)
     is_here = groups[place] == anchors
     most = int(torch.cat([anchors, positives, texts]).max())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
+from distcore_tasks.embedding.modules import Pooling, saved_pooling
 from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.options import TaskOptions
 
-Pooling = Literal["mean", "cls"]
 RETRIEVAL: dict[str, Direction] = {
     "accuracy_at_1": "max",
     "recall_at_10": "max",
@@ -100,6 +100,6 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
     @cached_property
     def pools(self) -> Pooling:
         """The pooling in use. Raises ModelError for a folder with one that this task does not have."""
-        from distcore_tasks.embedding.models import saved_pooling
-
-        return self.pooling or saved_pooling(self)
+        if self.pooling is not None:
+            return self.pooling
+        return "mean" if self.from_scratch else saved_pooling(self.model, self.model_folder())

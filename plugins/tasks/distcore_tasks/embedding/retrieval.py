@@ -23,12 +23,13 @@ def ranks(anchors: Tensor, positives: Tensor, numbers: Tensor, scores: int = SCO
     import torch
 
     anchor, positive = numbers[:, 0], numbers[:, 1]
-    texts, column = positive.unique(return_inverse=True)
+    texts, column = torch.unique(positive, return_inverse=True)
     every = torch.arange(len(anchor))
     first = torch.full_like(texts, len(anchor)).scatter_reduce_(0, column, every, "amin")
     corpus = positives[first]
-    parts = []
-    for rows in every.split(max(1, scores // len(texts))):
+    parts, step = [], max(1, scores // len(texts))
+    for start in range(0, len(anchor), step):
+        rows = every[start : start + step]
         similar, own = anchors[rows] @ corpus.T, column[rows][:, None]
         known = are_known(rows, anchor, positive, texts).scatter_(1, own, False)
         behind = similar < similar.gather(1, own)  # false for what is not a number

@@ -87,7 +87,7 @@ class Embedding(EmbeddingOptions):
         anchors, positives, *_ = embeddings
         numbers = text_numbers(same)
         cuts = {
-            str(size): metrics(ranks(*(normalize(e[:, :size], dim=-1) for e in (anchors, positives)), numbers))
+            str(size): metrics(ranks(normalize(anchors[:, :size]), normalize(positives[:, :size]), numbers))
             for size in self.dims
         }
         return report | metrics(ranks(anchors, positives, numbers)) | ({"sizes": cuts} if cuts else {})
@@ -120,14 +120,14 @@ class Embedding(EmbeddingOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, and what sentence-transformers reads beside the weights."""
-        from distcore_tasks.embedding.models import write_modules
+        from distcore_tasks.embedding.modules import write_modules
         from distcore_tasks.shared.bert import hidden_size
         from distcore_tasks.shared.pretrained import set_length
         from distcore_tasks.shared.tokenized import tokenized
 
         tokenized(data).save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
-        write_modules(folder, self, hidden_size(self))
+        write_modules(folder, self.pools, hidden_size(self), self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""

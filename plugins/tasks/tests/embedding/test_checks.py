@@ -10,7 +10,6 @@ import pytest
 
 from distcore import ModelError, RunConfig
 from distcore.cli.main import main
-from distcore_tasks.embedding.models import saved_pooling
 from distcore_tasks.embedding.task import Embedding
 
 ROW = {"anchor": "a question", "positive": "an answer", "negative": "another answer"}
@@ -28,7 +27,11 @@ def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([{"anchor": "a"}] * 2, [], "positive"),
         ([ROW, ROW | {"positive": " "}], [], "row 2: positive is empty: fill it in or remove the row"),
         ([ROW, ROW | {"anchor": 3}], [], "row 2: anchor is an integer (3), expected a string"),
-        ([ROW, ROW, ROW | {"negative": None}], ["--negative-column", "negative"], "row 3: negative is missing (null), expected a string"),
+        (
+            [ROW, ROW, ROW | {"negative": None}],
+            ["--negative-column", "negative"],
+            "row 3: negative is missing (null), expected a string",
+        ),
         ([ROW] * 3, ["--negative-column", "other"], "other"),
         ([ROW], [], "holds one row, so none is left for evaluation"),
         (
@@ -93,16 +96,16 @@ def folder_with(folder: Path, kinds: list[str], pooling: dict[str, object]) -> E
     ],
 )
 def test_a_folder_says_its_pooling(pooling: dict[str, object], mode: str, tmp_path: Path) -> None:
-    assert saved_pooling(folder_with(tmp_path, ["Transformer", "Pooling"], pooling)) == mode
+    assert folder_with(tmp_path, ["Transformer", "Pooling"], pooling).pools == mode
 
 
 def test_a_folder_with_other_parts_is_refused(tmp_path: Path) -> None:
     dense = folder_with(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"})
     with pytest.raises(ModelError, match="its embeddings pass a module Dense, which this task does not have"):
-        saved_pooling(dense)
+        _ = dense.pools
     both = folder_with(tmp_path / "both", ["Transformer", "Pooling"], {"pooling_mode": ["mean", "max"]})
     with pytest.raises(ModelError, match="pools by mean, max; --pooling mean or cls"):
-        saved_pooling(both)
+        _ = both.pools
 
 
 def test_a_decoder_is_refused(

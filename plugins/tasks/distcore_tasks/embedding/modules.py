@@ -1,0 +1,68 @@
+"""The files in which sentence-transformers says how the states of an encoder become an embedding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from distcore import ModelError
+from distcore_tasks.shared.pretrained import one_line_errors
+
+Pooling = Literal["mean", "cls"]
+MODULES = "modules.json"
+"""The file with the list of the parts of a model."""
+
+
+def saved_pooling(name: str, folder: Path) -> Pooling:
+    """Return the pooling in the folder of the model ``name``, ``mean`` if it says nothing.
+
+    Raises ModelError for a pooling that this task does not have, and for a folder with other modules.
+    """
+    if not (folder / MODULES).is_file():
+        return "mean"
+    with one_line_errors(f"model {name}: {MODULES} cannot be read"):
+        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        paths = {str(module["type"]).rpartition(".")[2]: folder / str(module["path"]) for module in modules}
+        modes = _modes(paths["Pooling"]) if "Pooling" in paths else ["mean"]
+    if other := sorted(paths.keys() - {"Transformer", "Pooling", "Normalize"}):
+        raise ModelError(
+            f"model {name}: its embeddings pass a module {other[0]}, which this task does not have; take another model"
+        )
+    if modes == ["mean"]:
+        return "mean"
+    if modes == ["cls"]:
+        return "cls"
+    raise ModelError(f"model {name}: pools by {', '.join(modes)}; --pooling mean or cls trains it with another pooling")
+
+
+def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len: int) -> None:
+    """Write to ``folder`` what sentence-transformers needs beside an encoder of this hidden size."""
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds)
+    ]
+    flags = {
+        "word_embedding_dimension": size,
+        "pooling_mode_cls_token": pooling == "cls",
+        "pooling_mode_mean_tokens": pooling == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    for name, tree in (
+        (MODULES, modules),
+        ("1_Pooling/config.json", flags),
+        ("sentence_bert_config.json", {"max_seq_length": max_seq_len, "do_lower_case": False}),
+    ):
+        (folder / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+def _modes(folder: Path) -> list[str]:
+    """Return the poolings in the folder of such a module; earlier releases have a flag for each."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if (named := config.get("pooling_mode")) is not None:
+        return [named] if isinstance(named, str) else list(named)
+    kinds = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
+    return [kind.removesuffix("_tokens").removesuffix("_token") for kind in kinds] or ["mean"]
