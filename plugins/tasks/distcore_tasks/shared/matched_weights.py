@@ -26,8 +26,9 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
     new = parameters & {*report["missing_keys"], *(path for path, *_ in report["mismatched_keys"])}
     unmatched = sorted(path for path in new if not _is_head(model, path))
     if not unmatched:
-        if new:
-            _say_once(f"model {name}: new weights for its head: {_first(sorted(new))}")
+        # Tasks with a bare encoder leave out its pooler.
+        if heads := sorted(path for path in new if not path.startswith("pooler.")):
+            _say_once(f"model {name}: new weights for its head: {_first(heads)}")
         return
     unused = sorted(report["unexpected_keys"])
     instead = f"; what they have instead: {_first(unused)}" if unused else ""

@@ -1,4 +1,4 @@
-"""What a user gets wrong is one line."""
+"""Bad input is refused in one line; folders of sentence-transformers say their pooling."""
 
 from __future__ import annotations
 
