@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from distcore_data import RowOrder
 from distcore_tasks.shared.jagged import (
     Flat,
     FlatFile,
@@ -35,6 +36,8 @@ class TextsDataset:
     """Padding token."""
     content: str
     """SHA-256 over all tokens, in hexadecimal."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
 
     @property
     def pads(self) -> bool:

@@ -18,7 +18,9 @@ from distcore_tasks.embedding.rows import Groups, read_groups
 from distcore_tasks.shared.bert import hidden_size
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.lazy_rows import LazyValues
+from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
+from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
@@ -59,9 +61,10 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
         options, config.seed, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
     )
     pad, facts = entry.tokens["pad"], entry.facts
+    rows = {name: open_texts(entry.folder / name, options.columns.names, pad) for name in facts}
     return with_rows(
         TextsDatasets,
-        {name: open_texts(entry.folder / name, options.columns.names, pad) for name in facts},
+        rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(
@@ -90,7 +93,8 @@ def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dic
         cut = write_texts(folder / name, options.columns.names, encode(part.values(), tokenizer, options))
         rows = len(part.numbers)
         facts[name] = {"rows": rows, "texts": rows * len(options.columns.names), "texts_cut": cut}
-    return tokenizer, {"facts": facts}
+    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+    return tokenizer, {"facts": facts, "sources": sources}
 
 
 def _rows(source: str, options: EmbeddingOptions) -> Groups:

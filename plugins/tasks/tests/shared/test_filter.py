@@ -12,6 +12,7 @@ from image_cases import encoded, pixels
 from distcore import ConfigError, DataError, RunConfig
 from distcore.cli.main import main
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.embedding.task import Embedding
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.preference.task import Preference
@@ -25,6 +26,7 @@ EN = Filter(column="lang", matches="^en$")
 PREFERENCE: list[Any] = [{"prompt": f"say {n}", "chosen": f"{n}", "rejected": f"not {n}"} for n in range(12)]
 CASES: dict[str, tuple[type[Any], list[dict[str, Any]]]] = {
     "causal-lm": (CausalLM, [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(12)]),
+    "embedding": (Embedding, [{"anchor": f"after {n}?", "positive": f"{n + 1}"} for n in range(12)]),
     "masked-lm": (MaskedLM, [{"text": f"text {n}"} for n in range(12)]),
     "preference": (Preference, PREFERENCE),
     "reward-model": (RewardModel, PREFERENCE),

@@ -15,6 +15,7 @@ from distcore import RunConfig, launch, train
 from distcore.errors import CheckpointError, ConfigError, DataError
 from distcore_data import MixedRows
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.embedding.task import Embedding
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.reward_model.task import RewardModel
 from distcore_tasks.seq2seq.task import Seq2Seq
@@ -26,6 +27,7 @@ from distcore_tasks.token_classification.task import TokenClassification
 
 TASKS: dict[type[Any], Callable[[str, int], dict[str, Any]]] = {
     CausalLM: lambda word, n: {"prompt": f"after {n}?", "completion": f" {word} {n + 1}"},
+    Embedding: lambda word, n: {"anchor": f"after {n}?", "positive": f"{word} {n + 1}"},
     MaskedLM: lambda word, n: {"text": f"{word} {n}"},
     Seq2Seq: lambda word, n: {"source": f"read {n}", "target": f"{word} {n % 7}"},
     RewardModel: lambda word, n: {"prompt": f"after {n}?", "chosen": f" {word} {n + 1}", "rejected": " none"},

@@ -17,6 +17,7 @@ from distcore.errors import CheckpointError, ConfigError
 from distcore.plugin.batching.sampling import training_plan
 from distcore_data import WindowedRows
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.embedding.task import Embedding
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.reward_model.task import RewardModel
@@ -29,6 +30,7 @@ from distcore_tasks.token_classification.task import TokenClassification
 ROWS = 40
 TASKS: dict[type[Any], Callable[[int], dict[str, Any]]] = {
     CausalLM: lambda n: {"prompt": f"after {n}?", "completion": f" {n + 1}"},
+    Embedding: lambda n: {"anchor": f"after {n}?", "positive": f"{n + 1}"},
     MaskedLM: lambda n: {"text": f"after {n} comes {n + 1}" + " and on" * (n % 5)},
     Seq2Seq: lambda n: {"source": f"read {n}", "target": f"wrote {n % 7}"},
     RewardModel: lambda n: {"prompt": f"after {n}?", "chosen": f" {n + 1}", "rejected": " none"},
