@@ -24,7 +24,9 @@ class PhaseClock:
         self._seconds = dict.fromkeys((*PHASES, ALONE), 0.0)
         self._seconds["starting"] = already
         self._phase, self._since = "starting", mark(self._device)
-        self._pending: deque[tuple[str, torch.Event, torch.Event]] = deque()
+        self._pending: deque[tuple[str, torch.Event, torch.Event] | None] = deque()
+        self._steps: list[dict[str, float]] = []
+        self._own_before = self._own()
 
     def enter(self, phase: str) -> None:
         """End the current phase, and begin ``phase``; ``ALONE`` is a backward pass that waits for no other rank."""
@@ -34,7 +36,13 @@ class PhaseClock:
         else:
             self._seconds[self._phase] += seconds_between(self._since, now)
         self._phase, self._since = phase, now
-        while len(self._pending) > KEPT and self._pending[0][2].query():
+        while len(self._pending) > KEPT and ((first := self._pending[0]) is None or first[2].query()):
+            self._take()
+
+    def end_step(self) -> None:
+        """Note the end of an optimizer step."""
+        self._pending.append(None)
+        if len(self._pending) == 1:
             self._take()
 
     @property
@@ -51,10 +59,23 @@ class PhaseClock:
         seconds["backward"] += self._seconds[ALONE]
         return seconds
 
-    def alone(self) -> float:
-        """Return the seconds of forward and backward passes, as of the last ``seconds``, in which no rank waited."""
-        return self._seconds["forward"] + self._seconds[ALONE]
+    def steps(self) -> list[dict[str, float]]:
+        """Return, as of the last ``seconds``, the own part of each step since the last call, in which no rank waits.
+
+        ``data``, and ``compute``: forward passes, and backward passes before the last one.
+        """
+        steps, self._steps = self._steps, []
+        return steps
+
+    def _own(self) -> dict[str, float]:
+        return {"data": self._seconds["data"], "compute": self._seconds["forward"] + self._seconds[ALONE]}
 
     def _take(self) -> None:
-        phase, start, end = self._pending.popleft()
-        self._seconds[phase] += seconds_between(start, end)
+        span = self._pending.popleft()
+        if span is not None:
+            phase, start, end = span
+            self._seconds[phase] += seconds_between(start, end)
+            return
+        own = self._own()
+        self._steps.append({part: each - self._own_before[part] for part, each in own.items()})
+        self._own_before = own

@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from torch import Tensor
 
@@ -33,7 +34,8 @@ from distcore_workbench.observe.flops import count_flops
 from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.peaks import peak_of
 from distcore_workbench.observe.phases import PHASES, TRAINING
-from distcore_workbench.observe.slots import SENT, Slots
+from distcore_workbench.observe.slots import Slots
+from distcore_workbench.observe.stragglers import PARTS, Stragglers
 from distcore_workbench.observe.times import TimesFile
 from distcore_workbench.observe.tokens import Work
 
@@ -64,6 +66,10 @@ class Observe:
     data, forward passes and backward passes that are not a step's last; ranks that wait in their forward passes, as
     under ``fsdp``, count less. Lost is what a later attempt did again.
 
+    A warning names a rank that is slow: whose data, forward passes and backward passes before the last of a step take
+    10 % longer than the median of all ranks, over 30 steps. Under ``fsdp`` ranks wait in their forward passes, and
+    where several share a row each has other work: there no rank is named.
+
     What ranks tell each other goes with the loss: there is no further communication. On an accelerator the phases are
     timed in the device's queue, and no step waits for the device.
     """
@@ -82,9 +88,10 @@ class Observe:
         self._clock: PhaseClock | None = None
         self._times: TimesFile | None = None
         self._sent = dict.fromkeys(PHASES, 0.0)
-        self._own_sent = dict.fromkeys(SENT, 0.0)
+        self._stragglers = Stragglers()
+        self._slow: list[str] = []
         self._waited = 0.0
-        self._step = 0
+        self._step = self._compared = 0
         self._backward = "backward"
         self._is_checked = False
 
@@ -102,7 +109,8 @@ class Observe:
         given = peak_of(run.world.device, run.config) if self.peak_tflops is None else self.peak_tflops * 1e12
         self._peak = given and given * run.world.size
         self._work = Work(progress, flops)
-        self._out, self._step = Path(str(run.config.out)), progress.step
+        self._out = Path(str(run.config.out))
+        self._step = self._compared = progress.step
         if run.world.is_main:
             self._times = TimesFile(self._out, progress.step, self._began)
         self._clock = PhaseClock(run.world.device, time.time() - self._began)
@@ -155,6 +163,8 @@ class Observe:
         """Count the step; before a log line, add what this rank sends with the loss."""
         answers = yield
         self._step = progress.step
+        if self._clock is not None:
+            self._clock.end_step()
         if run.world.is_main:
             self._work.add(progress)
         if progress.step == run.total_steps or progress.step % run.config.log_every == 0:
@@ -178,6 +188,7 @@ class Observe:
             record |= self._work.figures(record["samples_per_second"], self._peak)
             record |= {"peak_memory_max_bytes": peaks[rank], "peak_memory_max_rank": rank}
             self._waited += waited(self._slots.news)
+            self._name_stragglers(run)
             self._note("log")
         answers = yield
         self._enter("data")
@@ -221,7 +232,7 @@ class Observe:
         """Add a line to times.jsonl, on the main rank."""
         if self._times is not None and self._clock is not None:
             values = {"seconds": self._clock.seconds(), "waited": self._waited}
-            ranks = {"ranks": self._slots.values} if event == "log" else {}
+            ranks = {"ranks": self._slots.values, "slow": self._slow} if event == "log" else {}
             self._times.add(event, self._step, values=values | ranks)
 
     def _enter(self, phase: str) -> None:
@@ -236,13 +247,21 @@ class Observe:
             run.log(f"{phase}_seconds", seconds[phase] - self._sent[phase])
         self._sent = seconds
         if self._slots.is_turn_of(run.world.rank):
-            own = {"data": seconds["data"], "compute": self._clock.alone(), "save": seconds["save"]}
-            sent = {what: each - self._own_sent[what] for what, each in own.items()}
+            steps = self._clock.steps()
+            sent = {part: median(step[part] for step in steps) for part in PARTS}
+            sent |= {f"{part}_of_all": sum(step[part] for step in steps) for part in PARTS}
             self._slots.send(run, sent | {"peak_memory": peak_memory(run.world.device)})
-            self._own_sent |= own
+
+    def _name_stragglers(self, run: Run) -> None:
+        """Warn of ranks that are slower than the others; where ranks share a row, each has work of its own."""
+        steps, self._compared = self._step - self._compared, self._step
+        if run.world.shards == run.world.size:
+            self._slow = self._stragglers.add(self._slots.news, steps)
+            for line in self._slow:
+                log.warning("observe: %s", line)
 
 
 def waited(ranks: Mapping[int, Mapping[str, float]]) -> float:
     """Return the seconds that ranks waited for the slowest one, mean over ranks, by what each did alone."""
-    alone = [sent["data"] + sent["compute"] for sent in ranks.values()]
+    alone = [sum(sent[f"{part}_of_all"] for part in PARTS) for sent in ranks.values()]
     return max(alone) - sum(alone) / len(alone)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distcore.tables import GAP
+from distcore_workbench.observe.stragglers import PARTS
 from distcore_workbench.observe.times import attempts_of
 from distcore_workbench.report.curves import lines_of
 from distcore_workbench.report.folders import RunFolder
@@ -18,6 +19,8 @@ from distcore_workbench.report.live import drawn_curves
 from distcore_workbench.report.side_by_side import COUNTS
 
 MIB = 2**20
+LAST = 3
+"""Lines about slow ranks."""
 HIDDEN = (" seconds", " rank")
 """Ends of the titles of curves that the screen shows in other places."""
 SHOWN = {
@@ -38,7 +41,8 @@ def screen(run: RunFolder, console: Console) -> RenderableType:
     parts += [drawn_curves([run.folder], console, hidden=HIDDEN), Text(_phases(logged[-1]))]
     attempts = attempts_of(run.folder)
     ranks = next((moment.ranks for moment in reversed(attempts[-1]) if moment.ranks), {}) if attempts else {}
-    return Group(*parts, *([_table(ranks)] if ranks else []))
+    slow = [Text(line) for moment in (attempts[-1] if attempts else ()) for line in moment.slow]
+    return Group(*parts, *([_table(ranks)] if ranks else []), *slow[-LAST:])
 
 
 def lines_from(run: RunFolder) -> list[str]:
@@ -92,11 +96,11 @@ def _seconds(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _table(ranks: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return a row for each rank: its peak memory, and its own seconds since it told them last."""
+    """Return a row for each rank: its peak memory, and the own part of a step, as it told them last."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
-    for heading in ("rank", "peak MiB", "data s", "compute s", "save s"):
+    for heading in ("rank", "peak MiB", "data ms/step", "compute ms/step"):
         table.add_column(heading, justify="right")
     for rank, sent in sorted(ranks.items(), key=lambda one: int(one[0])):
-        own = [f"{sent.get(what, 0.0):.3f}" for what in ("data", "compute", "save")]
+        own = [f"{sent.get(part, 0.0) * 1e3:.1f}" for part in PARTS]
         table.add_row(rank, f"{sent.get('peak_memory', 0) / MIB:.0f}", *own)
     return table

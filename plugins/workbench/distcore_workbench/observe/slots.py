@@ -8,8 +8,11 @@ from distcore import Run
 
 SLOTS = 16
 """Ranks that send in one log line. Of more, each sends in every second line, every third and so on."""
-SENT = ("peak_memory", "data", "compute", "save")
-"""Values of a rank: its peak memory in bytes, and its own seconds since it sent last, without those of waiting."""
+SENT = ("peak_memory", "data", "compute", "data_of_all", "compute_of_all")
+"""Values of a rank: its peak memory in bytes, and the seconds of the own part of its steps since it sent last.
+
+``data`` and ``compute`` are the median of a step, the other two the sum of all steps.
+"""
 
 
 class Slots:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -54,6 +54,8 @@ class Moment:
     """Seconds among those of training in which ranks waited for the slowest one, mean over ranks."""
     ranks: Mapping[str, Mapping[str, float]]
     """What each rank sent last, by its number."""
+    slow: Sequence[str] = ()
+    """Lines about ranks that were slower than the others."""
 
 
 def attempts_of(folder: Path) -> list[list[Moment]]:
@@ -81,6 +83,7 @@ def _moment(text: str) -> Moment | None:
             seconds=line.get("seconds", {}),
             waited=float(line.get("waited", 0.0)),
             ranks=line.get("ranks", {}),
+            slow=line.get("slow", ()),
         )
     except (ValueError, LookupError, TypeError):
         return None

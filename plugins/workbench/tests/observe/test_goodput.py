@@ -100,9 +100,13 @@ def test_a_run_that_was_not_observed_has_none(tmp_path: Path) -> None:
     assert str(Goodput(attempts=1, seconds={"training": 2.0})) == "time: 0:00:02 in 1 attempt: training 100.0%"
 
 
+def own(data: float, compute: float) -> dict[str, float]:
+    return {"data_of_all": data, "compute_of_all": compute}
+
+
 def test_the_fast_ranks_wait_for_the_slow_one() -> None:
-    assert waited({0: {"data": 1.0, "compute": 2.0}, 1: {"data": 1.0, "compute": 4.0}}) == 1.0
-    assert waited({0: {"data": 1.0, "compute": 2.0}}) == 0.0
+    assert waited({0: own(1.0, 2.0), 1: own(1.0, 4.0)}) == 1.0
+    assert waited({0: own(1.0, 2.0)}) == 0.0
 
 
 def test_a_report_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ OBSERVED = {
     "train/forward_seconds": 3.0, "train/backward_seconds": 1.0, "train/peak_memory_max_bytes": 2**30,
     "train/peak_memory_max_rank": 1,
 }  # fmt: skip
-RANKS = {str(rank): {"peak_memory": 2**30, "data": 0.5, "compute": 1.5 + rank, "save": 0.0} for rank in range(11)}
+RANKS = {str(rank): {"peak_memory": 2**30, "data": 0.5, "compute": 1.5 + rank} for rank in range(11)}
 
 
 def observed_run(folder: Path, finished: bool = False) -> Path:
@@ -35,7 +35,9 @@ def observed_run(folder: Path, finished: bool = False) -> Path:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 110, "epoch": 2.2, "samples": 3520} | OBSERVED) + "\n")
     lines: list[dict[str, object]] = [{"event": "start", "at": 100, "step": 0}]
-    lines.append({"event": "log", "at": 120, "step": 110, "seconds": {"forward": 20}, "ranks": RANKS})
+    lines.append(
+        {"event": "log", "at": 120, "step": 110, "seconds": {"forward": 20}, "ranks": RANKS, "slow": ["rank 7 is slow"]}
+    )
     (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -70,8 +72,9 @@ def test_a_terminal_has_one_screen(tmp_path: Path) -> None:
     ranks = [line.split() for line in shown.splitlines() if re.match(r" *\d+ +1024 ", line)][
         -len(RANKS) :
     ]  # drawn last
-    assert [(row[0], row[3]) for row in ranks] == [(str(rank), f"{1.5 + rank:.3f}") for rank in range(11)]
+    assert [(row[0], row[3]) for row in ranks] == [(str(rank), f"{1500 + 1000 * rank:.1f}") for rank in range(11)]
     assert "forward seconds" not in shown
+    assert shown.rindex("rank 7 is slow") > shown.rindex("compute ms/step")
 
 
 def test_it_ends_when_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

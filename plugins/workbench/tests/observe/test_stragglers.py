@@ -1,0 +1,88 @@
+"""A rank that is slower than the others is named, with the part of its steps; jitter names none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from text_task import TEXTS
+
+from distcore import launch, load_config, train
+from distcore_workbench.observe.stragglers import Stragglers
+from distcore_workbench.observe.times import attempts_of
+
+
+def lines_of(ranks: int, steps: int, every: int, slow: dict[str, float], seed: int = 0) -> list[tuple[int, str]]:
+    """Simulate ranks that send every so many steps; from step 500 on rank 1 is slower in some parts. Return the lines.
+
+    Steps jitter by 5 %, and one of a hundred takes three times as long.
+    """
+    random, stragglers, lines = np.random.default_rng(seed), Stragglers(), list[tuple[int, str]]()
+    for end in range(every, steps + 1, every):
+        news = {}
+        for rank in range(ranks):
+            jitter = random.lognormal(0, 0.05, every) * np.where(random.random(every) < 0.01, 3, 1)
+            usual = {"data": 0.02, "compute": 0.08}
+            factor = slow if rank == 1 and end > 500 else {}
+            news[rank] = {part: float(np.median(jitter * each * factor.get(part, 1))) for part, each in usual.items()}
+        lines += [(end, line) for line in stragglers.add(news, every)]
+    return lines
+
+
+@pytest.mark.parametrize("every", [1, 10, 25])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_a_rank_slowed_by_15_percent_is_named_within_30_steps(ranks: int, every: int) -> None:
+    lines = lines_of(ranks, 700, every, {"data": 1.15, "compute": 1.15})
+    assert {line.partition(" is slow")[0] for _, line in lines} == {"rank 1"}
+    assert 500 < lines[0][0] <= 500 + max(30, 2 * every)
+    assert f"above the median of {ranks} ranks over 30 steps, most of it in compute" in lines[0][1]
+
+
+@pytest.mark.parametrize("every", [1, 10, 25])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_a_thousand_steps_of_jitter_name_nobody(ranks: int, every: int) -> None:
+    assert not lines_of(ranks, 1000, every, {})
+
+
+def test_the_part_is_that_with_the_excess() -> None:
+    ((_, line),) = lines_of(4, 700, 10, {"data": 2.0})
+    assert line.endswith("most of it in data")
+
+
+def test_a_rank_is_named_again_after_it_was_as_fast_as_others() -> None:
+    stragglers, usual = Stragglers(), {"data": 0.0, "compute": 1.0}
+    said = [
+        bool(stragglers.add({0: usual, 1: usual, 2: usual | {"compute": slow}}, 30))
+        for slow in (1.0, 1.2, 1.2, 1.0, 1.2, 1.05)
+    ]
+    assert said == [False, True, False, False, True, False]
+
+
+SLOW = """
+from time import sleep
+from distcore import hookimpl
+
+class Slow:
+    @hookimpl(wrapper=True)
+    def accumulate(self, run):
+        sleep(0.06 * (1.15 if run.world.rank == 1 else 1))
+        return (yield)
+"""
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.ranks
+def test_a_slow_rank_of_a_run_is_named(work_folder: Path) -> None:
+    (work_folder / "slow.py").write_text(SLOW)
+    config = {
+        "task": TEXTS, "strategy": "ddp", "nproc": 2, "max_steps": 40, "global_batch_size": 8, "micro_batch_size": 2,
+        "device": "cpu", "log_every": 10, "log_level": "warning", "out": "run", "checkpoints.best": None,
+        "eval_at_epoch_end": False, "extensions.slow.py:Slow": True, "extensions.observe": True,
+    }  # fmt: skip
+    launch(train, load_config(None, config), nproc=2)
+    (attempt,) = attempts_of(Path("run"))
+    (said,) = [(moment.step, line) for moment in attempt for line in moment.slow]
+    assert said[0] in (30, 40)
+    assert said[1].startswith("rank 1 is slow: its own part of a step takes ")
+    assert said[1].endswith(" above the median of 2 ranks over 30 steps, most of it in compute")
