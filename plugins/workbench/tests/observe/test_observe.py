@@ -98,6 +98,41 @@ def test_time_stands_where_it_was_spent(tmp_path: Path) -> None:
     assert trained == pytest.approx(2 * len(LENGTHS) / last["samples_per_second"], rel=0.1)
 
 
+COUNTS = """
+from pathlib import Path
+from distcore import hookimpl
+
+class Counts:
+    calls = 0
+
+    @hookimpl(wrapper=True)
+    def reduce_loss(self):
+        self.calls += 1
+        return (yield)
+    @hookimpl(wrapper=True)
+    def gather_outputs(self):
+        self.calls += 1
+        return (yield)
+    @hookimpl
+    def on_run_end(self, run):
+        Path(run.config.out, f"calls-{run.world.rank}").write_text(str(self.calls))
+"""
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.ranks
+@pytest.mark.usefixtures("work_folder")
+def test_ranks_communicate_as_often_as_without_it(tmp_path: Path) -> None:
+    Path("counts.py").write_text(COUNTS)
+    calls = []
+    for observed in (True, False):
+        out = tmp_path / f"run-{observed}"
+        changes = {"strategy": "ddp", "nproc": 2, "extensions.counts.py:Counts": True, "extensions.observe": observed}
+        lines_of(changes, out)
+        calls.append([(out / f"calls-{rank}").read_text() for rank in range(2)])
+    assert calls[0] == calls[1]
+
+
 TEXT_ROWS = [{"text": "a word " * (1 + n % 9)} for n in range(40)]
 PAIRS = [{"prompt": "a word", "completion": " b" * (1 + n % 9)} for n in range(40)]
 WORDS = 4 * sum(range(1, 10)) + 1 + 2 + 3 + 4
