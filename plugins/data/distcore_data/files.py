@@ -21,6 +21,7 @@ from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_fil
 from distcore_data.formats.columns import Columns, Record
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
 from distcore_data.paths import LIST, files_of
+from distcore_data.remote import url_of
 from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
@@ -72,7 +73,7 @@ def data_format(source: Source) -> str:
 def source_name(source: Source) -> str:
     """Return the name of the source in messages: ``data file reviews.csv``, ``dataset reviews@train``."""
     rows = source.source if isinstance(source, Filtered) else source
-    return f"{'dataset' if isinstance(rows, Split) else 'data file'} {source}"
+    return f"{'dataset' if isinstance(rows, Split) else 'data file'} {url_of(source) or source}"
 
 
 def check_source(source: Source) -> None:

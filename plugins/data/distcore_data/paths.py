@@ -1,4 +1,4 @@
-"""Data files that a path names: itself, those of a folder, of a pattern, of a list with commas or of a list file.
+"""Data files that a path names: itself, those of a folder, a pattern, a URL, a list with commas or a list file.
 
 A list file ends in ``.list``: ``.txt`` is a text, and other tools have no common name for such a file.
 """
@@ -12,6 +12,7 @@ from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of
 from distcore_data.formats.opening import unreadable
+from distcore_data.remote import fetched, url_of
 
 LIST = ".list"
 """Extension of a file with a path on each line: of a data file, a folder or a pattern, relative to its own folder."""
@@ -24,6 +25,8 @@ def files_of(source: Path) -> list[Path]:
         return _of_folder(source)
     if "," in text and not source.exists():
         return [file for part in text.split(",") for file in files_of(Path(part.strip()).expanduser())]
+    if url := url_of(source):
+        return list(fetched(url, _has_rows))
     if source.suffix == LIST and source.is_file():
         return _of_list(source)
     if glob.has_magic(text) and not source.exists():
@@ -35,8 +38,12 @@ def _of_folder(folder: Path) -> list[Path]:
     """Return the folder itself if an index lists its shards, else its data files, else itself for other formats."""
     if any(shards.is_one(folder) for shards in SHARDS.values()):
         return [folder]
-    files = sorted(path for path in folder.iterdir() if path.is_file() and format_of(path) in READERS)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and _has_rows(path))
     return files or [folder] * (format_of(folder) in FOLDERS)
+
+
+def _has_rows(file: Path) -> bool:
+    return format_of(file) in READERS
 
 
 def _of_list(file: Path) -> list[Path]:
@@ -48,7 +55,8 @@ def _of_list(file: Path) -> list[Path]:
         raise unreadable(file, error) from None
     files: list[Path] = []
     for number, line in enumerate(lines, 1):
-        path = file.parent / Path(line.strip()).expanduser()
+        named = Path(line.strip()).expanduser()
+        path = named if url_of(named) else file.parent / named
         if not line.strip():
             continue
         if path.suffix == LIST:

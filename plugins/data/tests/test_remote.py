@@ -1,0 +1,215 @@
+"""Remote files: the rows of local ones, fetched once, again where a network fails, and noticed where they change."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcore import DataError
+from distcore_data import files_of, read_records, remote, source_digest, source_name
+
+fsspec = pytest.importorskip("fsspec")
+ROWS = [f"row {number}" for number in range(9)]
+SOURCE = Path("memory://bucket/rows.jsonl")
+
+
+def lines(rows: list[str]) -> bytes:
+    return "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
+
+
+def texts(source: str | Path) -> list[object]:
+    return [text for (text,) in read_records(Path(source), {"columns.text": "text"})]
+
+
+@pytest.fixture(autouse=True)
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bucket in memory, and a cache of the test's own."""
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0)
+    monkeypatch.delenv(remote.LIMIT, raising=False)
+    system = fsspec.filesystem("memory")
+    system.pipe({"/bucket/rows.jsonl": lines(ROWS), "/bucket/set/b.jsonl": lines(ROWS[4:])})
+    system.pipe({"/bucket/set/a.jsonl": lines(ROWS[:4]), "/bucket/set/notes.md": b"none"})
+    restart()
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+def restart() -> None:
+    """Forget what this process has seen, as a new one."""
+    remote.fetched.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "memory://bucket/rows.jsonl", "memory://bucket/set", "memory://bucket/set/*.jsonl",
+        "memory://bucket/set/a.jsonl,memory://bucket/set/b.jsonl",
+    ],
+)  # fmt: skip
+def test_a_url_has_the_rows_of_its_files(source: str) -> None:
+    assert texts(source) == ROWS
+
+
+def test_a_list_file_may_name_urls(tmp_path: Path) -> None:
+    (tmp_path / "rows.list").write_text("memory://bucket/set/a.jsonl\nmemory://bucket/set/b.jsonl\n")
+    assert texts(tmp_path / "rows.list") == ROWS
+
+
+def test_messages_name_the_url() -> None:
+    assert source_name(SOURCE) == "data file memory://bucket/rows.jsonl"
+    assert remote.url_of("s3:/bucket/rows.jsonl") == "s3://bucket/rows.jsonl"
+    assert [remote.url_of(path) for path in ("rows.jsonl", "/data/rows:1.jsonl", "C:/rows", "a:b/c")] == [None] * 4
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, failures: int = 0, cut: int = 0) -> list[str]:
+    """The names of opened files; the first ``failures`` of them fail, the first ``cut`` end early."""
+    opened, system = list[str](), type(fsspec.filesystem("memory"))
+    open_file = system.open
+
+    def counting(self: Any, path: str, *arguments: Any, **named: Any) -> Any:
+        opened.append(path)
+        if len(opened) <= failures:
+            raise ConnectionError("the network is away")
+        file = open_file(self, path, *arguments, **named)
+        if len(opened) <= cut:
+            file.seek(20)
+        return file
+
+    monkeypatch.setattr(system, "open", counting)
+    return opened
+
+
+def test_a_file_is_fetched_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = counted(monkeypatch)
+    for _ in range(3):
+        restart()
+        assert texts(SOURCE) == texts(SOURCE) == ROWS
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("problem", ["failures", "cut"])
+def test_an_interrupted_fetch_is_tried_again_and_then_one_line(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = counted(monkeypatch, **{problem: remote.TRIES - 1})
+    assert texts(SOURCE) == ROWS
+    assert len(opened) == remote.TRIES
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [("failures", "ConnectionError the network is away"), ("cut", "EOFError 142 of 162 bytes came")],
+)
+def test_after_the_last_try_there_is_one_line_and_no_copy(
+    problem: str, why: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted(monkeypatch, **{problem: 99})
+    line = f"data file memory://bucket/rows.jsonl: cannot be fetched, after 4 attempts: {why}"
+    with pytest.raises(DataError) as error:
+        texts(SOURCE)
+    assert str(error.value) == line
+    assert not list((tmp_path / "cache").rglob("*rows.jsonl"))
+
+
+def test_a_changed_file_is_other_rows(bucket: Any) -> None:
+    digest = source_digest(SOURCE)
+    bucket.pipe("/bucket/rows.jsonl", lines([*ROWS[:-1], "row 9"]))  # of the same size
+    assert source_digest(SOURCE) == digest, "a process sees one version"
+    restart()
+    assert source_digest(SOURCE) != digest
+    assert texts(SOURCE)[-1] == "row 9"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("memory://bucket/none.jsonl", "data file memory://bucket/none.jsonl: no such file"),
+        ("memory://bucket/*.csv", "data file memory://bucket/*.csv: no file has such a name"),
+        (
+            "nothing://bucket/a.csv",
+            "data file nothing://bucket/a.csv: cannot be opened: ValueError Protocol not known: ",
+        ),
+    ],
+)
+def test_what_is_not_there_is_one_line(source: str, line: str) -> None:
+    with pytest.raises(DataError) as error:
+        texts(source)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_shards_with_an_index_is_refused(bucket: Any) -> None:
+    bucket.pipe("/bucket/set/index.json", b"{}")
+    with pytest.raises(
+        DataError, match=r"^data file memory://bucket/set: MDS and litdata are read from a local folder"
+    ):
+        texts("memory://bucket/set")
+
+
+def test_without_fsspec_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(DataError, match=r"rows\.jsonl: needs fsspec; pip install 'distcore-data\[remote\]'$"):
+        texts(SOURCE)
+
+
+def test_copies_that_were_read_longest_ago_make_room(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(lines(ROWS))
+    monkeypatch.setenv(remote.LIMIT, str(2 * size))
+    copies = []
+    for age, name in enumerate(("first", "second", "third")):
+        bucket.pipe(f"/bucket/{name}.jsonl", lines(ROWS))
+        copies += files_of(Path(f"memory://bucket/{name}.jsonl"))
+        os.utime(copies[-1], (1000 + age, 1000 + age))
+    assert [copy.is_file() for copy in copies] == [False, True, True]
+    restart()
+    assert texts("memory://bucket/first.jsonl") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        ("100", "data file memory://bucket/rows.jsonl: has 162 bytes, and the cache 100; raise DISTCORE_REMOTE_BYTES"),
+        ("1e9", "DISTCORE_REMOTE_BYTES=1e9: expected a number of bytes"),
+    ],
+)
+def test_a_cache_that_is_too_small_is_one_line(limit: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(remote.LIMIT, limit)
+    with pytest.raises(DataError) as error:
+        texts(SOURCE)
+    assert str(error.value) == line
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """An HTTP server on this machine: its URL and its folder."""
+    pytest.importorskip("aiohttp")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+
+
+def test_a_file_of_an_http_server(server: tuple[str, Path]) -> None:
+    url, folder = server
+    (folder / "all rows.jsonl").write_bytes(lines(ROWS))
+    assert texts(f"{url}/all%20rows.jsonl?version=1") == ROWS
+    os.utime(folder / "all rows.jsonl", (1000, 1000))
+    [copy] = files_of(Path(f"{url}/all%20rows.jsonl?version=1"))
+    restart()
+    assert files_of(Path(f"{url}/all%20rows.jsonl?version=1")) != [copy]
+    with pytest.raises(DataError, match=rf"^data file {url}/none.jsonl: no such file$"):
+        texts(f"{url}/none.jsonl")
