@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -193,3 +195,32 @@ def test_both_passes_draw_the_same_masks(tmp_path: Path) -> None:
     assert len(second) == 3  # the last micro-batch is embedded once
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert not any(torch.equal(one, last_one) for one in first)
+
+
+@pytest.mark.parametrize("micro_batch_size", [8, 2])
+def test_each_copy_of_a_row_has_a_gradient_of_its_own(micro_batch_size: int, tmp_path: Path) -> None:
+    began: list[nn.Module] = []
+
+    class Placed(WholeBatch):
+        def prepare(self, config: RunConfig) -> Datasets:
+            data = super().prepare(config)
+            twice: Any = data.train
+            twice.row_order = lambda seed, epoch: np.repeat(np.arange(len(twice) // 2)[::-1], 2)
+            return data
+
+        def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            began.append(deepcopy(model))
+            return super().embed(model, batch)
+
+        def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+            return (embeddings["loss"] * torch.arange(1, len(rows) + 1)).mean()
+
+    task = Placed()
+    (line,) = run(tmp_path / "run", task, max_steps=1, micro_batch_size=micro_batch_size, data_guard_steps=0)
+    rows = np.repeat(np.arange(21, 25), 2)
+    loss = task.batch_loss(task.embed(began[0], task.prepare(RunConfig()).train.batch(rows)), torch.as_tensor(rows))
+    trained = [parameter for parameter in began[0].parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, trained)
+    assert line["train/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    assert line["train/grad_norm"] == pytest.approx(norm, rel=1e-5)

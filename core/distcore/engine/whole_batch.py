@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.outputs import INDEX
 from distcore.plugin.task.task import Batch
+
+SERIAL = "distcore_serial"
+"""Name beside the embeddings of a number that no other row of the step has."""
 
 
 def train_whole_batch(
@@ -56,42 +60,44 @@ def train_whole_batch(
         embedded = [embed(number) for number in range(last)]
     with hooks.accumulate(run, not last):
         kept = embed(last)
-    rows, gradients, loss = _gradients(run, hooks, task, [*embedded, kept], micros)
+    places, gradients, loss = _gradients(run, hooks, task, [*embedded, kept], micros)
 
-    def send_back(embeddings: dict[str, Tensor], micro: MicroBatch) -> None:
-        at = torch.searchsorted(rows, torch.as_tensor(micro.indices, device=rows.device))
+    def send_back(embeddings: dict[str, Tensor], number: int) -> None:
+        micro, at = micros[number][0], places[number]
         share = sum((value * gradients[name][at]).sum() for name, value in embeddings.items())
         assert isinstance(share, Tensor)  # embed() returned at least one
         hooks.backward(run, share * (0.0 if micro.is_padding else float(run.loss_multiplier)))
 
     with hooks.accumulate(run, not last):
-        send_back(kept, micros[last][0])
+        send_back(kept, last)
     del kept
     for number in range(last):
         with hooks.accumulate(run, number == last - 1):
-            send_back(embed(number), micros[number][0])
+            send_back(embed(number), number)
     return loss * (run.loss_multiplier / run.world.shards)
 
 
 def _gradients(
     run: Run, hooks: Hooks, task: BoundTask, embedded: list[dict[str, Tensor]], micros: list[tuple[MicroBatch, Batch]]
-) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return the numbers of all rows, ascending, the gradients of their embeddings, and the loss."""
-    counted = [
-        (embeddings, micro.indices)
-        for embeddings, (micro, _) in zip(embedded, micros, strict=True)
-        if run.world.is_shard_leader and not micro.is_padding
-    ]
-    mine = {
-        name: torch.cat([value.detach()[:0], *(e[name].detach() for e, _ in counted)])
-        for name, value in embedded[0].items()
-    }
-    none = torch.empty(0, dtype=torch.int64)
-    mine[INDEX] = torch.cat([none, *(torch.as_tensor(index) for _, index in counted)]).to(run.world.device)
-    gathered = hooks.gather_outputs(run, mine)
-    rows, order = gathered.pop(INDEX).sort()
-    leaves = {name: value[order].requires_grad_() for name, value in gathered.items()}
+) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+    """Return the place of each micro-batch's rows among all rows, the gradients of all embeddings, and the loss."""
+    mine = {name: torch.cat([each[name].detach() for each in embedded]) for name in embedded[0]}
+    # A number for each row of the step, since a mixture may have a row twice.
+    first = run.world.shard << 32
+    sizes = [len(micro.indices) for micro, _ in micros]
+    serials = torch.arange(first, first + sum(sizes))
+    counts = torch.tensor([not micro.is_padding for micro, _ in micros]).repeat_interleave(torch.tensor(sizes))
+    counts &= run.world.is_shard_leader
+    indices = torch.as_tensor(np.concatenate([micro.indices for micro, _ in micros]))
+    mine |= {INDEX: indices.to(run.world.device), SERIAL: serials.to(run.world.device)}
+    gathered = hooks.gather_outputs(run, {name: value[counts.to(value.device)] for name, value in mine.items()})
+    numbers, order = gathered.pop(SERIAL).sort()  # the same order on every rank
+    rows, by_row = gathered.pop(INDEX)[order].sort(stable=True)
+    leaves = {name: value[order][by_row].requires_grad_() for name, value in gathered.items()}
     run.tally.muted = False
     loss = task.batch_loss(leaves, rows, run.log)
     given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return rows, dict(zip(leaves, given, strict=True)), loss.detach()
+    # Rows of a padding micro-batch are not there: any place serves, because their share of the loss is 0.
+    found = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)
+    places = torch.split(by_row.argsort()[found], sizes)
+    return list(places), dict(zip(leaves, given, strict=True)), loss.detach()
