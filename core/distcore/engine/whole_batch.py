@@ -98,6 +98,6 @@ def _gradients(
     loss = task.batch_loss(leaves, rows, run.log)
     given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     # Rows of a padding micro-batch are not there: any place serves, because their share of the loss is 0.
-    found = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)
-    places = torch.split(by_row.argsort()[found], sizes)
+    at = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)
+    places = torch.split(by_row.argsort()[at], sizes)
     return list(places), dict(zip(leaves, given, strict=True)), loss.detach()
