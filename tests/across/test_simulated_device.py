@@ -82,6 +82,7 @@ def test_memory_and_times_are_the_devices(results: dict[str, Any]) -> None:
     assert 0 < results["automatic"]["peak_memory_bytes"] < 2**24 < results["cpu"]["peak_memory_bytes"]
     assert len(results["automatic"]["seconds"]) == 4
     assert all(second > 0 for second in results["automatic"]["seconds"])
+    assert 0 < min(results["automatic"]["phases"]) < sum(results["automatic"]["phases"]) < 60
 
 
 @pytest.mark.parametrize("resumed", ["there", "to_cpu", "from_cpu"])

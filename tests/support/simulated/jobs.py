@@ -32,7 +32,7 @@ from distcore.testing.problem import Problem, RandomRows
 
 SHARED: dict[str, Any] = {
     "global_batch_size": 8, "micro_batch_size": 4, "lr": 0.01, "max_steps": 4, "save_every": 2, "log_level": "error",
-    "schedule": {"name": "constant"}, "extensions": {"progress": False, "stopwatch": True},
+    "schedule": {"name": "constant"}, "extensions": {"progress": False, "stopwatch": True, "observe": True},
 }  # fmt: skip
 sim: Any = torch.get_device_module("sim")
 
@@ -42,7 +42,10 @@ def run(name: str, task: Any = None, **changes: Any) -> dict[str, Any]:
     report: Any = train(RunConfig(out=name, **SHARED | changes), task or Problem())
     told = {key: report[key] for key in ("device", "precision", "peak_memory_bytes", "steps")}
     seconds = json.loads(Path(name, "steps.json").read_text())["seconds"]
-    return told | {"loss": report["evaluation"]["loss"], "seconds": seconds}
+    lines = map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
+    logged = next(line for line in lines if "train/loss" in line)
+    phases = [logged[f"train/{phase}_seconds"] for phase in ("forward", "backward", "step")]
+    return told | {"loss": report["evaluation"]["loss"], "seconds": seconds, "phases": phases}
 
 
 def build(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:

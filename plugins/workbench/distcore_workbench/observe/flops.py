@@ -8,6 +8,7 @@ gradients that nobody asks for: LoRA's frozen weights have none.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,15 @@ SAMPLED = 2**16
 """Most rows whose lengths are read to choose those that are counted."""
 TWICE = 2
 """Rows of a counted batch, all the same one: normalization over a batch needs two."""
+
+
+def product(total: Sequence[int], left: Sequence[int], right: Sequence[int], **_kept: object) -> int:
+    """Return the operations of a product of these shapes, or of as many products as ``left`` has matrices."""
+    return 2 * math.prod(left) * right[-1]
+
+
+IN_PLACE = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
+"""Products that torch's counter leaves out, because they are added in place, as the loss in chunks adds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,8 @@ def _count(
     loss = scaled_loss(traced, bound.loss, 1.0, autocast, {name: (1.0, ConstantColumn(1, 1)) for name in bound.logs})
     micro = MicroBatch(indices=np.zeros(TWICE, np.int64))
     # Attention as plain products of matrices: a kernel's backward pass computes the scores again.
-    with storages.tracing(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
+    with storages.tracing(), sdpa_kernel(SDPBackend.MATH), counter:
         loss(model, micro, batch).backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
 

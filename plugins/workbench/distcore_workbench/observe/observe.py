@@ -187,7 +187,7 @@ class Observe:
             rank = max(peaks, key=lambda one: peaks[one])
             record |= self._work.figures(record["samples_per_second"], self._peak)
             record |= {"peak_memory_max_bytes": peaks[rank], "peak_memory_max_rank": rank}
-            self._waited += waited(self._slots.news)
+            self._waited += waited(self._slots.news) / self._slots.turns  # each sent of the steps since its last turn
             self._name_stragglers(run)
             self._note("log")
         answers = yield

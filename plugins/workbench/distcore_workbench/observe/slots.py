@@ -20,7 +20,8 @@ class Slots:
 
     def __init__(self, ranks: int) -> None:
         """Make places for so many ranks."""
-        self._turns = -(-ranks // SLOTS)
+        self.turns = -(-ranks // SLOTS)
+        """Log lines until every rank has sent."""
         self._turn = 0
         self._places = [{what: f"{what}_of_slot_{slot}" for what in SENT} for slot in range(min(ranks, SLOTS))]
         self.names = tuple(name for place in self._places for name in place.values())
@@ -49,4 +50,4 @@ class Slots:
             if place[SENT[0]] in record
         }
         self.values |= self.news
-        self._turn = (self._turn + 1) % self._turns
+        self._turn = (self._turn + 1) % self.turns

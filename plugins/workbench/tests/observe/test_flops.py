@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,17 @@ def test_frozen_weights_of_lora_have_no_gradient() -> None:
 def test_a_loss_that_reads_values_has_no_count(caplog: pytest.LogCaptureFixture) -> None:
     assert counted({"task": UNTRACEABLE}) is None
     assert "observe: no FLOPs and no MFU: the step fails without values: " in caplog.text
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_a_loss_in_chunks_has_the_products_of_the_whole(work_folder: Path) -> None:
+    pairs = [{"prompt": "a word", "completion": " b" * n} for n in (1, 4, 9) * 4]
+    (work_folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    job = {"task": "causal-lm", "task_options.data": "pairs.jsonl"}
+    chunked, whole = (counted(job | {"task_options.chunked_cross_entropy": given}) for given in ("on", "off"))
+    assert chunked is not None
+    assert whole is not None
+    assert chunked.coefficients == pytest.approx(whole.coefficients, rel=1e-9)
 
 
 @pytest.mark.parametrize(
