@@ -66,7 +66,7 @@ from distcore import hookimpl
 class Slow:
     @hookimpl(wrapper=True)
     def accumulate(self, run):
-        sleep(0.06 * (1.15 if run.world.rank == 1 else 1))
+        sleep(0.15 * (1.15 if run.world.rank == 1 else 1))
         return (yield)
 """
 
@@ -76,7 +76,7 @@ class Slow:
 def test_a_slow_rank_of_a_run_is_named(work_folder: Path) -> None:
     (work_folder / "slow.py").write_text(SLOW)
     config = {
-        "task": TEXTS, "strategy": "ddp", "nproc": 2, "max_steps": 40, "global_batch_size": 8, "micro_batch_size": 2,
+        "task": TEXTS, "strategy": "ddp", "nproc": 2, "max_steps": 40, "global_batch_size": 8,
         "device": "cpu", "log_every": 10, "log_level": "warning", "out": "run", "checkpoints.best": None,
         "eval_at_epoch_end": False, "extensions.slow.py:Slow": True, "extensions.observe": True,
     }  # fmt: skip
