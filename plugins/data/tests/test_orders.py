@@ -104,6 +104,7 @@ def check_schedule(schedule: Schedule, order: WindowedRows | MixedRows) -> None:
     check_epochs(order, np.asarray(list(chain.from_iterable(planned)), np.int64))
 
 
+@pytest.mark.programs
 def test_a_thousand_random_schedules_lose_and_double_no_row() -> None:
     random = np.random.default_rng(0)
     for _ in range(SCHEDULES):

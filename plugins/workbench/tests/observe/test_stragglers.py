@@ -12,6 +12,9 @@ from distcore import launch, load_config, train
 from distcore_workbench.observe.stragglers import Stragglers
 from distcore_workbench.observe.times import attempts_of
 
+SIZES = [(2, 1), (2, 25), (3, 10), (8, 1), (64, 10), (64, 25)]
+"""Ranks, and steps between log lines."""
+
 
 def lines_of(ranks: int, steps: int, every: int, slow: dict[str, float], seed: int = 0) -> list[tuple[int, str]]:
     """Simulate ranks that send every so many steps; from step 500 on rank 1 is slower in some parts. Return the lines.
@@ -30,8 +33,7 @@ def lines_of(ranks: int, steps: int, every: int, slow: dict[str, float], seed: i
     return lines
 
 
-@pytest.mark.parametrize("every", [1, 10, 25])
-@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+@pytest.mark.parametrize(("ranks", "every"), SIZES)
 def test_a_rank_slowed_by_15_percent_is_named_within_30_steps(ranks: int, every: int) -> None:
     lines = lines_of(ranks, 700, every, {"data": 1.15, "compute": 1.15})
     assert {line.partition(" is slow")[0] for _, line in lines} == {"rank 1"}
@@ -39,8 +41,7 @@ def test_a_rank_slowed_by_15_percent_is_named_within_30_steps(ranks: int, every:
     assert f"above the median of {ranks} ranks over 30 steps, most of it in compute" in lines[0][1]
 
 
-@pytest.mark.parametrize("every", [1, 10, 25])
-@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+@pytest.mark.parametrize(("ranks", "every"), SIZES)
 def test_a_thousand_steps_of_jitter_name_nobody(ranks: int, every: int) -> None:
     assert not lines_of(ranks, 1000, every, {})
 

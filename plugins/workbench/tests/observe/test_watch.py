@@ -60,11 +60,12 @@ def test_without_a_terminal_it_prints_lines(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
-def test_a_terminal_has_one_screen(tmp_path: Path) -> None:
+def test_a_terminal_has_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a screen is too narrow for the path of a test
     console = Console(force_terminal=True, width=100, height=60, record=True)
-    observed_run(tmp_path / "run", finished=True)
+    observed_run(Path("run"), finished=True)
     with console.capture() as captured:
-        watch(tmp_path / "run", console)
+        watch(Path("run"), console)
     shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", captured.get())
     assert "run: step 110/200  epoch 2.2  loss 0.5000" in shown
     assert "train loss " in shown
