@@ -141,7 +141,8 @@ class Checkpoint:
         with safe_open(self.path / file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping
                 if opened.get_slice(key).get_dtype() in FLOATS and opened.get_tensor(key).isnan().any():
-                    raise DamagedError(f"{self.path / file}: damaged: {key!r} has values that are not numbers (NaN)")
+                    why = f"damaged: {key!r} is not a number (NaN) somewhere; training may have diverged: lower --lr"
+                    raise DamagedError(f"{self.path / file}: {why}")
 
     def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:

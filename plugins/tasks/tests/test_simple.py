@@ -87,9 +87,7 @@ def test_a_mistyped_metric_is_named_before_the_first_step() -> None:
             return {"nera": super().row_metrics(model, batch)["near"]}
 
     data = Mistyped().prepare(CONFIG)
-    with pytest.raises(
-        TaskError, match=r"task Mistyped: .*returned \['nera'\], and `metrics` of .* \['loss', 'near'\]: make"
-    ):
+    with pytest.raises(TaskError, match=r"task Mistyped: .*returned \['nera'\], and `metrics` of .* \['near'\]: make"):
         Mistyped().outputs(nn.Linear(1, 1), data.evaluation.batch(np.arange(7)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distcore.cli.flags import add_choice
 
-SUMMARY = "list, check, compare and export checkpoints"
+SUMMARY = "list (ls), verify, diff and export checkpoints"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -104,8 +104,9 @@ class Simple:
         if not isinstance(metrics, dict):  # the caller says so
             return metrics
         if (metrics.keys() ^ self.metrics.keys()) - {"loss"}:
-            returned = f"task {type(self).__name__}: row_metrics() returned {sorted(metrics)}"
-            raise TaskError(f"{returned}, and `metrics` of the task declares {sorted(self.metrics)}: make them equal")
+            returned = f"task {type(self).__name__}: row_metrics() returned {sorted(metrics.keys() - {'loss'})}"
+            wanted = sorted(self.metrics.keys() - {"loss"})
+            raise TaskError(f"{returned}, and `metrics` of the task declares {wanted}: make them equal")
         if "loss" in metrics:
             return metrics
         from distcore.plugin.task.losses import row_losses_alone  # with torch, which is slow to import

@@ -42,7 +42,9 @@ def record(name: str, number: int, row: object, columns: Columns) -> Record:
         return tuple(row[column] if column in row else inside(row, column.split(".")) for column in columns.values())
     as_object = "{" + ", ".join(f'"{column}": …' for column in columns.values()) + "}"
     expected = f"{as_list(columns)} or {as_object}"
-    raise row_error(name, number, f"expected {expected}, found {describe_value(row)}")
+    holds_rows = isinstance(row, list) and row and isinstance(row[0], list | dict)
+    hint = "; a file that is one array has the suffix .json" if holds_rows else ""
+    raise row_error(name, number, f"expected {expected}, found {describe_value(row)}{hint}")
 
 
 def inside(value: object, names: Sequence[str]) -> object:

@@ -24,7 +24,7 @@ from distcore_tasks.shared.pretrained import (
     set_pad_token,
 )
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
@@ -124,7 +124,7 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
         entry.tokenizer,
         facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts}
         | _source(entry, options),
-        warnings=(*unused_splits(options), *_warnings(facts, options)),
+        warnings=(*data_warnings(options), *_warnings(facts, options)),
         **entry.tokens,
     )
 

@@ -21,7 +21,7 @@ from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
@@ -68,7 +68,7 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(
-            *unused_splits(options),
+            *data_warnings(options),
             *cut_warning(facts, options.max_seq_len, "texts"),
             *_untrained_size(options),
         ),

@@ -22,7 +22,7 @@ from distcore_tasks.shared.classification.labels import distinct_labels, encode_
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import check_filter, say_embedded, unused_splits
+from distcore_tasks.shared.sources import check_filter, data_warnings, say_embedded
 
 SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
@@ -133,7 +133,7 @@ def _warnings(
     parts: dict[str, tuple[Images, ImageDataset]], classes: list[str], options: ImageOptions
 ) -> Iterator[str]:
     """Yield warnings about the sources and their classes."""
-    yield from unused_splits(options)
+    yield from data_warnings(options)
     yield from other_head(classes, options)
     sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
     yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)

@@ -25,7 +25,7 @@ from distcore_tasks.shared.jagged import Flat
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
@@ -57,7 +57,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
         sets,
         entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=(*unused_splits(options), *_warnings(facts, empty, options)),
+        warnings=(*data_warnings(options), *_warnings(facts, empty, options)),
         **entry.tokens,
     )
 

@@ -17,7 +17,7 @@ from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
@@ -43,7 +43,7 @@ def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
         rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=(*unused_splits(options), *cut_warning(facts, options.max_seq_len)),
+        warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len)),
         **entry.tokens,
     )
 

@@ -23,7 +23,7 @@ from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
@@ -50,7 +50,7 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
         rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=(*unused_splits(options), *_warnings(facts, options)),
+        warnings=(*data_warnings(options), *_warnings(facts, options)),
         **entry.tokens,
     )
 

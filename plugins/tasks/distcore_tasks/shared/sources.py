@@ -89,8 +89,13 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
     return [None if source is None else digest_of(source) for source in given]
 
 
-def unused_splits(options: TaskOptions) -> Iterator[str]:
-    """Yield a warning if the dataset has held-out splits that the options do not use."""
+def data_warnings(options: TaskOptions) -> Iterator[str]:
+    """Yield a warning for evaluation on training data, an unused fraction, and held-out splits that are not used."""
+    for name, source in (("--eval-data", options.eval_data), ("--test-data", options.test_data)):
+        if source == options.data:
+            yield f"{name} {source}: is what is trained on; its metrics say nothing about other rows"
+    if options.eval_data is not None and options.eval_fraction != type(options).eval_fraction:
+        yield f"--eval-fraction {options.eval_fraction}: not used, because --eval-data names the rows"
     given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
     splits = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
     train, used = splits.pop("data", None), set(map(str, splits.values()))

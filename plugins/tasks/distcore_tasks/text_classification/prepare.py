@@ -18,7 +18,7 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, rows_name, source_label, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source, rows_name, source_label
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
 from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
@@ -159,7 +159,7 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
         warnings=(
-            *unused_splits(options),
+            *data_warnings(options),
             *other_head(classes, options),
             *warnings,
             *cut_warning(facts, options.max_seq_len),

@@ -17,7 +17,7 @@ from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import read_source, source_label, unused_splits
+from distcore_tasks.shared.sources import data_warnings, read_source, source_label
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenize_rows import chunks
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
@@ -60,7 +60,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
         rows | {"train": in_order(rows["train"], options, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
-        warnings=(*unused_splits(options), *other_head(classes, options), *_warnings(facts, options)),
+        warnings=(*data_warnings(options), *other_head(classes, options), *_warnings(facts, options)),
         classes=classes,
         labels=labels,
         **entry.tokens,

@@ -113,6 +113,20 @@ def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tm
     assert not [line for line in whole.warnings if "not used" in line]
 
 
+def test_rows_that_are_trained_on_and_a_fraction_beside_rows_are_said(tmp_path: Path) -> None:
+    task, rows = CASES["texts"]
+    save(tmp_path / "set", rows)
+    source = str(tmp_path / "set")
+    said = prepared(task, source, eval_data=source, test_data=source, eval_fraction=0.3).warnings
+    for line in (
+        f"--eval-data {source}: is what is trained on; its metrics say nothing about other rows",
+        f"--test-data {source}: is what is trained on; its metrics say nothing about other rows",
+        "--eval-fraction 0.3: not used, because --eval-data names the rows",
+    ):
+        assert line in said
+    assert not [line for line in prepared(task, source).warnings if "trained on;" in line or "not used, because" in line]
+
+
 @pytest.mark.programs
 def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenize_rows, "CHARACTERS", 5_000)

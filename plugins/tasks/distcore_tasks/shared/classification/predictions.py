@@ -17,6 +17,8 @@ METRICS: dict[str, Direction] = {"loss": "min", "accuracy": "max", "macro_f1": "
 """Metrics of tasks with one class per row, with the better direction."""
 LABELS = "labels.json"
 """File with the labels of the data file, in the order of class numbers."""
+DIVERGED = 20.0
+"""Mean cross entropy far above that of guessing at random among millions of classes."""
 SCORED = 20
 """Maximum number of scores of a row, so that an evaluation with very many classes fits into memory."""
 
@@ -109,6 +111,9 @@ def remark(metrics: Mapping[str, object], facts: Mapping[str, object], from_scra
         return {}
     train = facts.get("train")
     rows = f"trained on {train['rows']} rows" if isinstance(train, dict) else "trained"
+    loss = metrics.get("loss")
+    if isinstance(loss, float) and not loss < DIVERGED:
+        return {"remark": f"no better than always guessing the largest class: the loss is {loss:.3g}; try a lower --lr"}
     weights, other = (" from random weights", ", or --model with pretrained weights") if from_scratch else ("", "")
     return {
         "remark": f"no better than always guessing the largest class: {rows}{weights}; what may help: more rows, "
