@@ -72,7 +72,8 @@ def test_classes_that_are_rare_in_evaluation_are_named_with_what_to_do(tmp_path)
 
 def test_the_rows_of_an_evaluation_file_are_looked_at_under_its_own_name(tmp_path):
     held_out = options(tmp_path / "held-out.json", ["a"] * 4 + ["b"]).data
-    (line,) = said(options(tmp_path / "a.json", ["a", "b", "c"] * 4, eval_data=held_out))
+    unused, line = said(options(tmp_path / "a.json", ["a", "b", "c"] * 4, eval_data=held_out))
+    assert unused == "--eval-fraction 0.5: not used, because --eval-data names the rows"
     assert line == (
         f"data file {held_out}: classes with fewer than 3 evaluation rows, too few to judge by: 'b' (1), 'c' (0); "
         "add rows of them"
