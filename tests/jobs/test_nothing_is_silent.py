@@ -130,8 +130,10 @@ def test_a_resume_begins_a_run_that_saved_nothing_in_its_own_folder(
 def test_a_resume_of_a_finished_run_says_that_it_trains_nothing_and_what_trains_on(
     trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    report = json.loads(Path("run/report.json").read_text())
     code, out, err = call("train --out run --resume auto", capfd)
     assert code == 0
+    assert json.loads(Path("run/report.json").read_text())["samples_per_second"] == report["samples_per_second"] > 0
     already = "the run is already at step 2, and --epochs 2 is not beyond it"
     assert f"{already}: nothing is trained; to go on, raise --epochs and add --resume-changed epochs\n" in err
     assert out.startswith("test at step 2: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from distcore.distributed.devices import peak_memory
 from distcore.engine.best import Best
 from distcore.engine.evaluation import evaluate
 from distcore.engine.meter import Meter
-from distcore.files import strict_json
+from distcore.files import strict_json, unique_json
 from distcore.plugin.report import BestEvaluation, Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -21,6 +22,8 @@ from distcore.plugin.task.task import Datasets
 from distcore.resolve.run_folder import on_main
 
 log = logging.getLogger("distcore")
+MEASURED = ("train_seconds", "samples_per_second", "peak_memory_bytes")
+"""Figures of training in the report."""
 
 
 def finish(
@@ -59,7 +62,11 @@ def finish(
     }
 
     def write(out: Path) -> None:
-        (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
+        target, former = out / "report.json", {}
+        if not speed and target.is_file():  # nothing was trained: what was measured while it was stays
+            with suppress(ValueError, AttributeError):  # a file that somebody has edited
+                former = {key: each for key, each in unique_json(target.read_text("utf-8")).items() if key in MEASURED}
+        target.write_text(strict_json({**report, **former}, indent=1), encoding="utf-8")
         if task.predicts:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
                 file.writelines(task.predictions(tested.outputs, data))

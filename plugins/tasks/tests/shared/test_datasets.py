@@ -124,7 +124,9 @@ def test_rows_that_are_trained_on_and_a_fraction_beside_rows_are_said(tmp_path: 
         "--eval-fraction 0.3: not used, because --eval-data names the rows",
     ):
         assert line in said
-    assert not [line for line in prepared(task, source).warnings if "trained on;" in line or "not used, because" in line]
+    assert not [
+        line for line in prepared(task, source).warnings if "trained on;" in line or "not used, because" in line
+    ]
 
 
 @pytest.mark.programs
