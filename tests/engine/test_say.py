@@ -12,7 +12,7 @@ import pytest
 from distcore import Report, RunConfig, hookimpl, train
 from distcore.checkpoint import Checkpoint
 from distcore.errors import StrategyError, TaskError
-from distcore.plugin.strategy.contract import Progress, Run
+from distcore.plugin.strategy.contract import Progress, Run, StepResult
 from distcore.testing.problem import Problem
 
 HERE = Path(__file__)
@@ -145,6 +145,23 @@ class LogsAnother:
 def test_a_name_that_was_not_declared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"^log\('rank'\): is not declared; name it in `logs` of the task or extension"):
         run(tmp_path / "run", "LogsAnother")
+
+
+@dataclass
+class TakesAll:
+    """Takes every argument, so that it is called directly where it is alone; wishes for the end in step 3."""
+
+    many: bool = False
+
+    @hookimpl
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> list[str] | str | None:
+        return (["stop"] if self.many else "stop") if progress.step == 3 else None
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_lone_listener_that_is_called_directly_is_heard(many: bool, tmp_path: Path) -> None:
+    extensions = {"progress": False, "watchdog": False, f"{HERE}:TakesAll": {"many": many}}
+    assert run(tmp_path / "run", "", extensions=extensions)["steps"] == 4  # the next log line
 
 
 @dataclass

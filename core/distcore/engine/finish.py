@@ -64,8 +64,10 @@ def finish(
     def write(out: Path) -> None:
         target, former = out / "report.json", {}
         if not speed and target.is_file():  # nothing was trained: what was measured while it was stays
-            with suppress(ValueError, AttributeError):  # a file that somebody has edited
-                former = {key: each for key, each in unique_json(target.read_text("utf-8")).items() if key in MEASURED}
+            with suppress(ValueError, LookupError, TypeError):  # a file that somebody has edited
+                before = unique_json(target.read_text("utf-8"))
+                if (before["strategy"], before["world_size"]) == (hooks.name, run.world.size):
+                    former = {key: before[key] for key in MEASURED}
         target.write_text(strict_json({**report, **former}, indent=1), encoding="utf-8")
         if task.predicts:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
