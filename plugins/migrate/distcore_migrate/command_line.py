@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from distcore import ConfigError, nearest
@@ -52,7 +53,7 @@ class Command:
 
 def parse(words: Sequence[str]) -> Command:
     """Cut a command into its parts; raises ConfigError, one line, for a program that is not known."""
-    rest = [word for word in words if word.strip()]
+    rest = _by_name([word for word in words if word.strip()])
     rest = rest[: next((place for place, word in enumerate(rest) if place and ENDS.fullmatch(word)), None)]
     environment: Tree = {}
     launchers: list[tuple[str, Tree]] = []
@@ -73,9 +74,6 @@ def parse(words: Sequence[str]) -> Command:
             module, rest = _python(rest[1:])
             if not module:
                 continue
-        if module.startswith("axolotl.cli"):
-            rest = ["axolotl", "train", *rest]
-            continue
         program = _program(module or Path(word).name)
         if program is None and module:
             target, arguments = module.rpartition(".")[2], rest
@@ -88,9 +86,6 @@ def parse(words: Sequence[str]) -> Command:
         flags, rest = PROGRAMS[program].flags.cut(rest)
         launchers.append((program, flags))
         if (flags.get("module") or flags.get("m")) and rest:
-            if rest[0].startswith("axolotl.cli"):
-                rest = ["axolotl", "train", *rest[1:]]
-                continue
             target, arguments = rest[0].rpartition(".")[2], rest[1:]
             break
     if target in ("train", "train_bash") and (job := llama_factory_job(arguments)):
@@ -101,6 +96,14 @@ def parse(words: Sequence[str]) -> Command:
         environment=environment, launchers=tuple(launchers), name=target, script=SCRIPTS.get(target),
         arguments=_arguments(arguments, target in SCRIPTS),
     )  # fmt: skip
+
+
+def _by_name(words: list[str]) -> list[str]:
+    """Return the words with Axolotl's module, which starts as ``-m axolotl.cli.train``, as its command."""
+    for place, (flag, module) in enumerate(pairwise(words)):
+        if flag in ("-m", "--module") and module.startswith("axolotl.cli"):
+            return [*words[:place], "axolotl", "train", *words[place + 2 :]]
+    return words
 
 
 def _program(name: str) -> str | None:
