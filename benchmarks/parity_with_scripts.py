@@ -1,11 +1,12 @@
 """Train by the scripts of transformers' examples, and by the config that ``distcore migrate`` makes of their command.
 
-    python benchmarks/parity_with_scripts.py [run_glue …] [--scripts FOLDER] [--work FOLDER]
-                                             [--page docs/coming-from.md]
+    python benchmarks/parity_with_scripts.py [run_glue …] [--transformers VERSION] [--scripts FOLDER]
+                                             [--work FOLDER] [--page docs/coming-from.md]
 
-The scripts are those of the installed version of transformers, unchanged. ``--scripts`` names a folder that has them;
-without it they are fetched into the work folder. They run in processes of their own. Modules of one file stand in for
-``evaluate`` and ``nltk``, which would ask a hub for metrics: none is computed, as nothing is evaluated.
+The scripts are those of one version of transformers, unchanged, by default of the version that distcore has here. They
+are fetched into the work folder, where ``--scripts`` names no folder that has them, and run in an environment of their
+own, which is made in the work folder and has no distcore. Modules of one file stand in for ``evaluate`` and ``nltk``,
+which would ask a hub for metrics: none is computed, as nothing is evaluated.
 
 Models are small and without dropout, and every step has all rows, so no order and no mask can differ. Compared are the
 losses of each step and the weights at the end. ``--page`` writes the table below the heading ``HEADING`` of that page.
@@ -29,19 +30,21 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import torch
 import transformers as hf
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from torch import manual_seed
 
 ROWS, STEPS = 24, 6
 LOSS_BOUND, WEIGHT_BOUND = 1e-5, 1e-3
 ROUNDING = 5e-5
 """The Trainer before 5.0 logs four decimals."""
 HEADING = "### The same losses as the scripts"
+NEEDS = ("datasets", "accelerate", "sentencepiece", "protobuf", "scikit-learn")
+"""Further packages of the scripts' own environment."""
 SOURCE = "https://raw.githubusercontent.com/huggingface/transformers/v{version}/examples/pytorch/{path}"
 TINY: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
@@ -131,7 +134,7 @@ def lay_out(folder: Path) -> None:
     plain = fast(tokenizer_object=base, **named, eos_token="[SEP]", model_max_length=64)
     base.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", special.index("[SEP]"))])
     ended = fast(tokenizer_object=base, **named, eos_token="[SEP]", model_max_length=64)  # as T5's own
-    manual_seed(0)
+    torch.manual_seed(0)
     of_t5: Any = hf.T5Config
     t5 = of_t5(
         vocab_size=48, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.0,
@@ -151,12 +154,22 @@ def lay_out(folder: Path) -> None:
         (folder / "stand-ins" / name).write_text(text)
 
 
-def script_of(job: Job, scripts: Path | None, work: Path) -> Path:
+def own_environment(work: Path, version: str) -> str:
+    """Return the interpreter of an environment with this torch and that version of transformers; raises OSError."""
+    python = work / "environment" / "bin" / "python"
+    wanted = ["install", "-q", f"torch=={torch.__version__.partition('+')[0]}", f"transformers=={version}", *NEEDS]
+    for command in ([sys.executable, "-m", "venv", str(work / "environment")], [str(python), "-m", "pip", *wanted]):
+        if subprocess.run(command, timeout=1800).returncode:
+            raise OSError(f"the scripts' environment cannot be made: {' '.join(command)}")
+    return str(python)
+
+
+def script_of(job: Job, scripts: Path | None, work: Path, version: str) -> Path:
     """Return the script, from the folder of scripts or fetched; raises OSError."""
     if scripts is not None:
         return next((file for file in scripts.rglob(Path(job.path).name)), scripts / Path(job.path).name)
     file = work / Path(job.path).name
-    with urlopen(SOURCE.format(version=hf.__version__, path=job.path), timeout=60) as answer:  # https
+    with urlopen(SOURCE.format(version=version, path=job.path), timeout=60) as answer:  # https
         file.write_bytes(answer.read())
     return file
 
@@ -171,11 +184,11 @@ def run(words: list[str], work: Path, log: str) -> str:
     return lines[-1][:150] if done.returncode else ""
 
 
-def measure(name: str, scripts: Path | None, work: Path) -> tuple[str, bool]:
+def measure(name: str, python: str, scripts: Path | None, work: Path, version: str) -> tuple[str, bool]:
     """Train by one script and by distcore; return the row of the table, and whether the bound holds."""
     job = JOBS[name]
     try:
-        script = script_of(job, scripts, work)
+        script = script_of(job, scripts, work, version)
         if not script.is_file():
             return f"| `{name}` | not run: no {script.name} in {scripts} | |", True
     except (OSError, URLError) as error:
@@ -185,7 +198,7 @@ def measure(name: str, scripts: Path | None, work: Path) -> tuple[str, bool]:
     words = [str(script), *job.words.split(), *common.split(), "--output_dir", theirs]
     distcore = [sys.executable, "-m", "distcore"]
     for program in (
-        [sys.executable, *words],
+        [python, *words],
         [*distcore, "migrate", "--out", config, "--", "python", script.name, *words[1:]],
         [*distcore, "train", config, "--out", ours, "--log-every", "1", "--set", "device=cpu"],
         [*distcore, "checkpoint", "export", ours, "--to", f"{name}-export"],
@@ -221,6 +234,7 @@ def main() -> int:
     """Measure, print the table, and return 0 if the bound holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*JOBS, []], default=[])
+    parser.add_argument("--transformers", default=hf.__version__, metavar="VERSION")
     parser.add_argument("--scripts", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--page", type=Path)
@@ -229,8 +243,13 @@ def main() -> int:
     work.mkdir(exist_ok=True)
     lay_out(work)
     scripts = arguments.scripts.resolve() if arguments.scripts else None
+    try:
+        python = own_environment(work.resolve(), arguments.transformers)
+    except OSError as error:
+        parser.error(str(error))
     head = ["| script | losses of the steps | weights at the end |", "|---|---|---|"]
-    measured = [measure(name, scripts, work.resolve()) for name in arguments.names or JOBS]
+    asked = arguments.names or list(JOBS)
+    measured = [measure(name, python, scripts, work.resolve(), arguments.transformers) for name in asked]
     table = "\n".join([*head, *(row for row, _ in measured)])
     print(table)
     if arguments.page:

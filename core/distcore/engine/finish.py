@@ -22,7 +22,7 @@ from distcore.plugin.task.task import Datasets
 from distcore.resolve.run_folder import on_main
 
 log = logging.getLogger("distcore")
-MEASURED = ("train_seconds", "samples_per_second", "peak_memory_bytes")
+MEASURED = ("measured_since", "train_seconds", "samples_per_second", "peak_memory_bytes")
 """Figures of training in the report."""
 
 
@@ -50,6 +50,7 @@ def finish(
         **run.facts,  # type: ignore[typeddict-item]  # the facts have keys of the report
         "steps": progress.step,
         "samples": progress.samples,
+        "measured_since": meter.began.step,
         "train_seconds": meter.seconds,
         "samples_per_second": speed,
         "peak_memory_bytes": int(peak["peak"].max()),
@@ -67,7 +68,7 @@ def finish(
             with suppress(ValueError, LookupError, TypeError):  # a file that somebody has edited
                 before = unique_json(target.read_text("utf-8"))
                 if (before["strategy"], before["world_size"]) == (hooks.name, run.world.size):
-                    former = {key: before[key] for key in MEASURED}
+                    former = {key: before[key] for key in MEASURED if key in before}
         target.write_text(strict_json({**report, **former}, indent=1), encoding="utf-8")
         if task.predicts:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:

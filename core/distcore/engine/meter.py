@@ -19,10 +19,11 @@ class Meter:
     """Adds up training time, without evaluations and saves, and the loss since the last log line."""
 
     def __init__(self, progress: Progress) -> None:
-        """Start the clock; ``progress`` is where this process starts to train."""
+        """Start the clock at ``progress``."""
         self.seconds = 0.0
         """Training time of this process, in seconds."""
-        self._first = self._last = progress
+        self.began = self._last = progress
+        """Where this process started to train."""
         self._seconds_at_last = 0.0
         self._loss: Tensor | float = 0.0
         self._running_since = time.perf_counter()
@@ -71,7 +72,7 @@ class Meter:
     def samples_per_second(self, progress: Progress) -> float:
         """Return the mean training speed of this process, over all ranks."""
         self._tick()
-        return (progress.samples - self._first.samples) / self.seconds if self.seconds else 0.0
+        return (progress.samples - self.began.samples) / self.seconds if self.seconds else 0.0
 
     def _tick(self) -> None:
         now = time.perf_counter()

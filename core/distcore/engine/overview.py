@@ -35,7 +35,7 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     trained = "" if size["trained"] == size["parameters"] else f", {size['trained']:,} of them trained"
     kind = type(run.module).__name__
     named = f"{name} ({kind})" if isinstance(name, str) else kind
-    yield f"model:  {named}, {size['parameters']:,} parameters{trained}"
+    yield f"model:  {named}, {size['parameters']:,} parameter{'s' * (size['parameters'] != 1)}{trained}"
     ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on {run.world.device.type}"
     yield f"ranks:  {ranks}, in {config.precision}"
     if run.world.shards * run.accumulation > 1 and any(isinstance(part, _BatchNorm) for part in run.module.modules()):

@@ -41,6 +41,8 @@ class Report(TypedDict):
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int
     """Rows of these steps, over all ranks."""
+    measured_since: int
+    """Optimizer step from which this process went on, 0 for a new run: times, speed and peak are since then."""
     train_seconds: float
     """Seconds of the steps of this process, without evaluations and checkpoints."""
     samples_per_second: float

@@ -89,4 +89,5 @@ def script_of(tree: Tree) -> Script:
         return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True)
     rows = ROWS | dict.fromkeys(("dataset", "eval_dataset"), _pairs)
     names = ("loss_type" if stage == "kto" else "pref_loss", "pref_beta")
-    return preferences.script_of(stage, rows, LORA, {"cutoff_len": 2048}, names)
+    defaults = {"cutoff_len": 2048, "disable_dropout": stage != "rm"}  # its trainers of dpo and kto switch it off
+    return preferences.script_of(stage, rows, LORA, defaults, names)

@@ -44,6 +44,7 @@ PEFT = "peft adapts some layers by the kind of the model, such as q_proj and v_p
 def choose(draft: Draft, defaults: LoraDefaults) -> None:
     """Set the keys of ``lora`` where it is on; ``defaults`` are the trainer's."""
     given = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+    no_dropout = draft.take("no_dropout", False)
     if not draft.take("lora"):
         for name in given:
             draft.note_fact("idle", name, "LoRA is off")
@@ -52,7 +53,9 @@ def choose(draft: Draft, defaults: LoraDefaults) -> None:
     draft.set("lora.rank", draft.take("lora_rank", defaults.rank), draft.origin("lora", "lora_rank"))
     if (value := draft.take("lora_alpha", defaults.alpha)) is not None:
         draft.set("lora.alpha", value, draft.origin("lora_alpha") or f"{origin} (default)")
-    if chance := draft.take("lora_dropout", defaults.dropout):
+    if no_dropout:
+        draft.note_fact("idle", "lora_dropout", f"{draft.origin('no_dropout')} takes the dropout of LoRA, too")
+    elif chance := draft.take("lora_dropout", defaults.dropout):
         draft.set("lora.dropout", chance, draft.origin("lora_dropout") or f"{origin} (default)")
     else:
         draft.note_fact("off", "lora_dropout")

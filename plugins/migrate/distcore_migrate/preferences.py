@@ -28,6 +28,7 @@ LOSS = none(OWN_TASK, off=(0, 0.0, "reverse_kl"))
 
 def _dropout(draft: Draft, name: str, value: Any) -> None:
     draft.set("task_options.dropout", 0.0 if flag(value) else None, name)
+    draft.keep("no_dropout", flag(value), name)
 
 
 PAIR_ROWS: dict[str, Rule] = {

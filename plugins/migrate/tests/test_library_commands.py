@@ -100,6 +100,20 @@ def test_lora_of_trl_has_its_dropout_and_says_which_layers_differ() -> None:
         assert word in said
 
 
+@pytest.mark.parametrize(("kind", "kept"), [("dpo", False), ("kto", False), ("rm", True)])
+def test_dropout_that_a_trainer_of_preferences_switches_off_is_off_in_lora_too(kind: str, kept: bool) -> None:
+    """LLaMA-Factory's trainers of dpo and kto, and TRL's, set the probability of each dropout module to 0."""
+    text = f"model_name_or_path: m\nstage: {kind}\nfinetuning_type: lora\nlora_dropout: 0.1\ndataset: d\n"
+    Path("pairs.yaml").write_text(text)
+    config = of("llamafactory-cli train pairs.yaml").config
+    assert config.task_options["dropout"] == (None if kept else 0.0)
+    assert config.lora.dropout == (0.1 if kept else 0.0)
+    if kind == "dpo":
+        line = "trl dpo --model_name_or_path m --dataset_name o/d --use_peft --lora_dropout 0.1"
+        assert of(line).config.lora.dropout == 0.0
+        assert of(f"{line} --disable_dropout False").config.lora.dropout == 0.1
+
+
 def test_two_files_agree_or_are_refused() -> None:
     Path("ds.json").write_text(json.dumps({"train_batch_size": 4, "zero_optimization": {"stage": 2}}))
     accelerate = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: %d}\nnum_processes: %d\n"

@@ -23,7 +23,9 @@ MESSAGE = re.compile(
 """How torch's allocators and Python say that there is none left."""
 
 VMSTAT = Path("/proc/vmstat")
-NOT_MEMORY = "the kernel ended no process for want of memory, so something else did; go on with --out RUN --resume auto"
+GUESS = " (out of memory?)"
+"""What the launcher adds where it cannot know why a rank was killed."""
+NOT_MEMORY = "the kernel ended no process for want of memory, so something else did; go on with"
 
 
 @contextmanager
@@ -43,7 +45,9 @@ def explain_out_of_memory(
         if not MESSAGE.search(line):
             raise
         if "killed by SIGKILL" in line and VMSTAT.exists() and oom_kills() == before:
-            raise RankError(f"{line}; {NOT_MEMORY}") from error
+            folder = read_config().out
+            again = f"--out {folder}" if folder else "the folder of this run as --out"
+            raise RankError(f"{line.replace(GUESS, '')}; {NOT_MEMORY} {again} and --resume auto") from error
     gc.collect()  # without the error, its frames and their tensors are garbage
     from distcore.jobs import resolve
     from distcore_workbench.planning.out_of_memory import advice

@@ -131,3 +131,5 @@ def _notes(names: Sequence[str], runs: Sequence[RunFolder]) -> Iterator[str]:
     for name, one in zip(names, runs, strict=True):
         if not one.report:
             yield f"{name}: not finished, it has no report.json"
+        elif since := one.report.get("measured_since"):
+            yield f"{name}: was resumed at step {since}; its speed, seconds and memory are of the steps since then"

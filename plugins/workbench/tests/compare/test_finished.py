@@ -55,6 +55,13 @@ def test_what_differs_comes_first_then_metrics_with_the_best_marked_then_speed(
     ]
 
 
+def test_figures_of_a_part_of_a_run_are_named_as_such(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Path("runs/fast/report.json")
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"measured_since": 4}))
+    said = "fast: was resumed at step 4; its speed, seconds and memory are of the steps since then"
+    assert said in lines_of(capsys, "runs/slow", "runs/fast")
+
+
 def test_a_folder_stands_for_the_runs_in_it_and_one_that_is_not_finished_says_so(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
