@@ -55,6 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tune-seed-") as name:
         folder = Path(name)
         os.environ["DISTCORE_CACHE"] = str(folder / "cache")
+        os.environ.pop("OMP_NUM_THREADS", None)  # tune would keep to it, and the settings by hand have none
         try:
             split(arguments.data, folder)
         except (OSError, ValueError) as error:
@@ -98,7 +99,6 @@ def resolve_config(arguments: Sequence[str]) -> object:
 
 def run(arguments: Sequence[str], steps: int, out: Path, threads: str | None) -> list[float]:
     """Train for some steps, and return the seconds per sample of each after the first three."""
-    before = os.environ.pop("OMP_NUM_THREADS", None)
     if threads:
         os.environ["OMP_NUM_THREADS"] = threads
     try:
@@ -106,7 +106,6 @@ def run(arguments: Sequence[str], steps: int, out: Path, threads: str | None) ->
         quiet([*DISTCORE, "train", *arguments, *end])
     finally:
         os.environ.pop("OMP_NUM_THREADS", None)
-        os.environ.update({"OMP_NUM_THREADS": before} if before else {})
     log = json.loads((out / "steps.json").read_text(encoding="utf-8"))
     rows = (log["samples"][-1] - log["samples"][2]) / len(log["seconds"][3:])
     return [seconds / rows for seconds in log["seconds"][3:]]

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,34 @@ def newest() -> str | None:
     return None
 
 
+@pytest.fixture(scope="module")
+def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that answers with the packages of an environment of that Python which has torch alone, made once."""
+
+    @cache
+    def packages(python: str) -> Path:
+        environment = tmp_path_factory.mktemp("torch")
+        subprocess.run([python, "-m", "venv", environment], check=True)
+        shell("pip install torch", environment)
+        return site_packages(environment)
+
+    return packages
+
+
+def site_packages(environment: Path) -> Path:
+    return next(environment.glob("lib/python3*/site-packages"))
+
+
+def shell(command: str, environment: Path, folder: Path = ROOT) -> str:
+    """Run the command as if the environment were active; return what it prints."""
+    # The versions that the tests ran with, among them torch for a CPU: as the pages say, it goes first.
+    variables = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
+    variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(shlex.split(command), cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "python", [pytest.param(sys.executable, id="this"), pytest.param(newest(), id="newest", marks=pytest.mark.slow)]
 )  # the newest Python may get a torch for CUDA, of 6 GB
@@ -67,27 +97,18 @@ def newest() -> str | None:
     ],
 )
 def test_an_install_line_needs_nothing_beside_it(
-    distributions: Path, tmp_path: Path, line: str, python: str | None
+    distributions: Path, torch_of: Callable[[str], Path], tmp_path: Path, line: str, python: str | None
 ) -> None:
     if python is None:
         pytest.skip(f"of the Pythons up to {NEWEST} only {sys.version_info.major}.{sys.version_info.minor} is here")
-    subprocess.run([python, "-m", "venv", tmp_path / "environment"], check=True)
-    bin_folder = tmp_path / "environment/bin"
-    # The versions that the tests ran with, among them torch for a CPU: as the pages say, it goes first.
-    variables = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
-    variables["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    for command in ("pip install torch", line.replace("--find-links dist", f"--find-links {distributions}")):
-        done = subprocess.run(
-            shlex.split(command), cwd=ROOT, env=variables, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    for command in ("distcore --help", "distcore strategies"):
-        done = subprocess.run(
-            [bin_folder / "distcore", *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    environment = tmp_path / "environment"
+    subprocess.run([python, "-m", "venv", environment], check=True)
+    (site_packages(environment) / "torch.pth").write_text(f"{torch_of(python)}\n")
+    shell(line.replace("--find-links dist", f"--find-links {distributions}"), environment)
+    shell("distcore --help", environment, tmp_path)
+    strategies = shell("distcore strategies", environment, tmp_path)
     for name in re.findall(r"plugins/(ddp|fsdp|mesh|deepspeed|accelerate)\b", line):
-        assert name in done.stdout
+        assert name in strategies
 
 
 @pytest.mark.slow
