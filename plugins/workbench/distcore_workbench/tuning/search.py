@@ -76,14 +76,14 @@ class Search:
         top = self._seen[setting_key(base)][1].speed
         for family in axis.families:
             for value in family:
-                if setting_key(value) in slow:
+                setting = {**base, **value}
+                if setting_key(value) in slow or not axis.possible(setting):
                     break
                 if not self._has_time():
                     if setting_key(value) not in self._tried:
                         self.untried[axis.name] = None
                     return
                 self._tried.add(setting_key(value))
-                setting = {**base, **value}
                 outcome = self._screen(setting)
                 yield value, setting
                 top = max(top, outcome.speed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from distcore import RunConfig, load_config
@@ -26,6 +27,8 @@ class Axis:
     """Its name in the table."""
     families: Sequence[Family]
     """The values, by kind."""
+    possible: Callable[[Setting], bool] = lambda setting: True
+    """Whether a setting with one of the values may run: the others are not tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +87,7 @@ def axes(base: RunConfig, resolved: RunConfig, environment: Environment, strateg
         Axis("strategy, ranks and threads", [*strategies, *([one] for one in _threads(resolved, environment))]),
         Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(environment.ranks) if ranks > 1]),
         Axis("padding", [[one] for one in environment.forms]),
-        Axis("micro-batch", [[one] for one in micro_batches(resolved)]),
+        Axis("micro-batch", [[one] for one in micro_batches(resolved)], partial(_shares_rows, resolved)),
         Axis("compile", [[{"compile": mode}] for mode in modes]),
         Axis("loader", [[{"loader.workers": workers}] for workers in (1, 2) if workers != base.loader.workers]),
         Axis("recomputation", [[{"gradient_checkpointing": not base.gradient_checkpointing}]]),
@@ -106,6 +109,12 @@ def micro_batches(config: RunConfig) -> list[Setting]:
     costs = [max(1, int(cost) // 4), 4 * int(cost)] if cost != "auto" else []
     by_tokens: list[Setting] = [{"micro_batch_tokens": 2 * tokens}, {"micro_batch_tokens": tokens // 4}]
     return [*({"loader.forward_tokens": one} for one in costs), by_rows[0], *by_tokens] if by_rows else by_tokens
+
+
+def _shares_rows(config: RunConfig, setting: Setting) -> bool:
+    """Return True if the ranks of the setting share the rows of a step in micro-batches of its size."""
+    size = setting.get("micro_batch_size")
+    return not isinstance(size, int) or config.global_batch_size % (size * setting.get("nproc", int(config.nproc))) == 0
 
 
 def strategy_settings(base: RunConfig, name: str, one_process: bool, options: Sequence[Setting], ranks: int) -> Family:

@@ -68,6 +68,15 @@ def test_micro_batches_divide_the_rows_of_a_rank(changes: dict[str, Any], rows: 
     assert [size for size in sizes if size != "auto"] == rows
 
 
+def test_a_micro_batch_that_the_ranks_cannot_share_is_not_tried(resolved: RunConfig) -> None:
+    axis = next(one for one in axes(resolved, resolved, PLACE, []) if one.name == "micro-batch")
+    rows = resolved.global_batch_size
+    assert axis.possible({"micro_batch_size": rows})
+    assert axis.possible({"nproc": 2, "micro_batch_size": rows // 2})
+    assert not axis.possible({"nproc": 2, "micro_batch_size": rows})
+    assert axis.possible({"nproc": 2, "micro_batch_tokens": 64})
+
+
 def test_options_of_the_user_s_strategy_stay_under_those_that_are_tried(resolved: RunConfig) -> None:
     base = load_config(None, {**JOB, "strategy": "single", "strategy_options": {"own": 1, "size": 2}})
     kept, other = (strategy_settings(base, name, False, [{"size": 3}], 2)[0] for name in ("single", "else"))
