@@ -241,6 +241,8 @@ def main() -> int:
     arguments = parser.parse_args()
     work = arguments.work or Path(tempfile.mkdtemp())
     work.mkdir(exist_ok=True)
+    if any(work.iterdir()):
+        parser.error(f"--work {work}: is not empty")
     lay_out(work)
     scripts = arguments.scripts.resolve() if arguments.scripts else None
     try:
