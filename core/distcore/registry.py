@@ -2,9 +2,10 @@
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
 ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers`` and ``.commands``; a user types the name of an entry
-point. ``distcore.default_task`` has one entry point, the task of a config without a task. ``DISTCORE_LOAD_PLUGINS=a,b``
-allows only those names or distributions in addition to the core's (empty: no others). ``-p no:NAME`` blocks a name or a
-distribution. Both take effect before any import.
+point. ``distcore.default_task`` has one entry point, the task of a config without a task;
+``distcore.default_extensions`` has those of ``distcore.extensions`` that are on unless a config says false.
+``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions in addition to the core's (empty: no others).
+``-p no:NAME`` blocks a name or a distribution. Both take effect before any import.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from distcore.errors import StrategyError, nearest, raised_at
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
     "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
-    "default_task": "default task", "exports": "exporter", "readers": "reader of rows",
+    "default_task": "default task", "default_extensions": "default extension", "exports": "exporter",
+    "readers": "reader of rows",
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
@@ -38,7 +40,7 @@ ELSEWHERE = {
     "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
     | {"migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
-    "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch"), "workbench")
+    "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers"),
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),

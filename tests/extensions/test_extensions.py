@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from work_folder import install
 
-from distcore import RankError, RunConfig, train
+from distcore import RankError, RunConfig, registry, train
+from distcore.errors import StrategyError
 from distcore.extensions.progress import ProgressLine, describe, describe_evaluation, time_left
 from distcore.files import is_held
 from distcore.plugin.extensions import load_extensions
@@ -81,17 +84,37 @@ def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConf
 
 @pytest.mark.needs("distcore-workbench")
 def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
-    assert list(load_extensions(with_extensions(config, nan_guard=True))) == [
-        "progress",
-        "metrics",
-        "watchdog",
-        "nan_guard",
-    ]
+    loaded = load_extensions(with_extensions(config, nan_guard=True))
+    assert list(loaded) == ["progress", "metrics", "watchdog", "nan_guard"]
     assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics", "watchdog"]
 
 
+def test_on_by_default_is_what_distributions_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "other")
+    assert list(RunConfig().extensions) == ["progress", "metrics"]
+    (tmp_path / "site").mkdir()
+    groups = ("extensions", "default_extensions")
+    install(tmp_path / "site", "other", "".join(f"[distcore.{group}]\nloud = other:Loud\n" for group in groups))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert RunConfig().extensions == dict.fromkeys(("loud", "metrics", "progress"), True)
+    assert RunConfig.model_validate({"extensions": {"loud": False}}).extensions["loud"] is False
+    assert "other" not in sys.modules
+    monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "loud")
+    assert "loud" not in RunConfig().extensions
+
+
+def test_a_default_extension_that_is_named_where_it_is_missing_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = [entry for entry in registry.all_offers("extensions") if entry.name in ("progress", "metrics")]
+    monkeypatch.setattr(registry, "all_offers", lambda group: core if group == "extensions" else [])
+    load_extensions(RunConfig())
+    named = RunConfig.model_validate({"extensions": {"watchdog": {"limit": 300}}})
+    with pytest.raises(
+        StrategyError, match=r"^no extension named 'watchdog' .*Install it with: pip install .*workbench"
+    ):
+        load_extensions(named)
+
+
 def test_every_shipped_extension_documents_its_options() -> None:
-    from distcore import registry
     from distcore.plugin.options import options_of
 
     for name in registry.entries("extensions"):

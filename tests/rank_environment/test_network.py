@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from distcore.errors import ConfigError
-from distcore.extensions.watchdog import Watchdog
 from distcore.launchers.processes.failures import Failure
-from distcore.plugin.strategy.contract import RankInfo, World
+from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import network
 
 FAR = RankInfo(rank=1, size=2, launcher="slurm", master_addr="127.0.0.1", master_port=29500)
@@ -75,17 +74,6 @@ def test_a_lost_peer_is_told_with_machine_address_and_likely_cause(tmp_path: Pat
         "RuntimeError: timed out; likely another rank, its machine or the link to it is gone; "
         f"traceback in {tmp_path}"
     )
-
-
-def test_the_watchdog_names_machine_address_and_likely_cause() -> None:
-    watchdog = Watchdog(limit=0)
-    waiting = watchdog.setup(rank_info=FAR)
-    next(waiting)
-    with pytest.raises(StopIteration):
-        waiting.send(World(rank=1, size=2, local_rank=0, device="cpu"))  # type: ignore[arg-type]
-    line = watchdog._describe(sys._getframe())
-    assert f"watchdog: rank 1 on {socket.gethostname()} (127.0.0.1; rank 0 at 127.0.0.1:29500) has been in " in line
-    assert "another rank, its machine or the link to it does not answer" in line
 
 
 @pytest.mark.programs

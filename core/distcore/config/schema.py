@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from distcore import registry
 from distcore.config.keys import with_new_names, with_preset
 from distcore.config.messages import explain
 from distcore.config.short_keys import with_task_options
@@ -202,8 +203,8 @@ class Checkpoints(_Tree):
     asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")
 
 
-EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
-"""Extensions that are on by default. Naming another extension does not switch them off."""
+EXTENSIONS_ON = ("progress", "metrics")
+"""The core's extensions that are on by default, as others are by entry point. Naming another leaves them on."""
 
 
 class RunConfig(_Tree):
@@ -322,4 +323,5 @@ class RunConfig(_Tree):
     @field_validator("extensions", mode="before")
     @classmethod
     def _on_unless_switched_off(cls, given: object) -> object:
-        return EXTENSIONS_ON | given if isinstance(given, dict) else given
+        on = dict.fromkeys((*EXTENSIONS_ON, *registry.entries("default_extensions")), True)
+        return on | given if isinstance(given, dict) else given

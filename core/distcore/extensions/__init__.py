@@ -1,4 +1,4 @@
 """The extensions that come with the core: they listen to the events of a run, or wrap its operations.
 
-Begin with `nan_guard`.
+Begin with `metrics`.
 """

@@ -9,6 +9,7 @@ from distcore.distributed.devices import count_devices as count_devices
 from distcore.distributed.devices import memory_overhead as memory_overhead
 from distcore.distributed.devices import peak_memory as peak_memory
 from distcore.distributed.devices import resolve_device as resolve_device
+from distcore.engine.evaluation import forward_all as forward_all
 from distcore.engine.frozen import frozen_source as frozen_source
 from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
@@ -46,6 +47,7 @@ from distcore.rank_environment import join as join
 from distcore.rank_environment.network import address_toward as address_toward
 from distcore.rank_environment.network import is_here as is_here
 from distcore.rank_environment.network import port_for_ranks as port_for_ranks
+from distcore.rank_environment.network import where as where
 from distcore.registry import offers as offers
 from distcore.resolve import strategies as strategies
 from distcore.resolve.absolute_paths import with_absolute_paths as with_absolute_paths

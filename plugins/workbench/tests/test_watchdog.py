@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -10,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import RunConfig, hookimpl, train
-from distcore.extensions.watchdog import Watchdog
+from distcore import RankInfo, RunConfig, World, hookimpl, train
 from distcore.testing.problem import Problem
+from distcore_workbench.watchdog import Watchdog
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -64,3 +66,15 @@ def test_zero_switches_it_off(
 ) -> None:
     run(tmp_path, monkeypatch, Problem(), 0, slow=SleepsInStep())
     assert alarms(caplog) == []
+
+
+def test_the_watchdog_names_machine_address_and_likely_cause() -> None:
+    far = RankInfo(rank=1, size=2, launcher="slurm", master_addr="127.0.0.1", master_port=29500)
+    watchdog = Watchdog(limit=0)
+    waiting = watchdog.setup(rank_info=far)
+    next(waiting)
+    with pytest.raises(StopIteration):
+        waiting.send(World(rank=1, size=2, local_rank=0, device="cpu"))  # type: ignore[arg-type]
+    line = watchdog._describe(sys._getframe())
+    assert f"watchdog: rank 1 on {socket.gethostname()} (127.0.0.1; rank 0 at 127.0.0.1:29500) has been in " in line
+    assert "another rank, its machine or the link to it does not answer" in line

@@ -9,12 +9,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from distcore.engine.evaluation import forward_all
-from distcore.engine.loop import train_step
-from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, Run, StepResult, World
-from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.strategy.hookspecs import hookimpl
-from distcore.rank_environment.network import where
+from distcore import MicroBatch, Progress, RankInfo, Run, StepResult, World, hookimpl
+from distcore.jobs import Hooks, forward_all, train_step, where
 
 log = logging.getLogger("distcore")
 CHECKS_PER_LIMIT = 8
