@@ -61,6 +61,15 @@ def test_a_warmup_that_does_not_end_is_said(warmup: str, is_said: bool, capfd: p
     assert lines_of(f"--warmup {warmup}", capfd)[-1] == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
 
 
+@pytest.mark.parametrize(("patience", "every", "is_said"), [(2, 1, True), (1, 1, False), (1, 2, True), (0, 0, False)])
+def test_a_patience_that_no_evaluation_reaches_is_said(
+    patience: int, every: int, is_said: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends = f", too few evaluations for --patience {patience}" if is_said else ""
+    said = next(line for line in lines_of(f"--patience {patience} --eval-every {every}", capfd) if "steps:" in line)
+    assert said == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
+
+
 @pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
 def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
     flags: str, is_said: bool, capfd: pytest.CaptureFixture[str]

@@ -43,4 +43,7 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
     ends = f" (max_steps, not epochs {config.epochs})" if config.max_steps and config.epochs > 1 else ""
     ends += ", all of them warm-up" if warmup_steps(config, run.total_steps) >= max(1, run.total_steps) else ""
+    judged = run.total_steps // max(1, run.steps_per_epoch) * config.eval_at_epoch_end
+    judged += run.total_steps // config.eval_every if config.eval_every else 0
+    ends += f", too few evaluations for --patience {config.patience}" if judged <= config.patience > 0 else ""
     yield f"steps:  {run.total_steps:,} of {config.global_batch_size} rows, {epochs} epoch{'s' * (epochs != '1')}{ends}"
