@@ -149,6 +149,9 @@ def lay_out(folder: Path) -> None:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         (ended if name == "t5" else plain).save_pretrained(folder / name)
+        settings = folder / name / "tokenizer_config.json"  # with the name that every version knows
+        read = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings.write_text(json.dumps(read))
     (folder / "stand-ins").mkdir()
     for name, text in STAND_INS.items():
         (folder / "stand-ins" / name).write_text(text)

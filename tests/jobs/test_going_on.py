@@ -155,8 +155,12 @@ def test_another_strategy_does_not_get_the_options_of_the_run_s(
     capsys.readouterr()
     assert main(again) == 0
     assert "bucket_mb: 5" in capsys.readouterr().out
+    file = Path("run/config.yaml")
+    file.write_text(file.read_text().replace("nproc: 1", "nproc: 2"))  # as if it had had two ranks
     assert main([*again, "--strategy", "single"]) == 0
-    assert "strategy_options: {}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "strategy_options: {}" in said
+    assert "nproc: 1" in said
 
 
 @pytest.mark.needs("distcore-tasks")

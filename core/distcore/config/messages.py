@@ -52,13 +52,15 @@ def explain(
     more = f" (and {others} more)" if others else ""
     if unknown:
         known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-        asked = "help(distcore.RunConfig)" if source == "RunConfig" else "distcore train --help"
+        asked = "help(distcore.RunConfig)" if source == "RunConfig" else "distcore train --help all"
         hint = (
             here_it_is(path[-1], known)
             or nearest(path[-1], known)
             or _deeper(model, path[-1])
-            or f" ({asked} lists all)"
+            or f" ({asked} lists them)"
         )
+        if others > 1 and source not in ("command line", "RunConfig"):
+            more += f"; if it is a file of another trainer: distcore migrate {source}"
         return f"{source}: unknown key {where!r}{hint}{more}"
     return f"{source}: {where} = {value!r}: {rules}{more}"
 

@@ -92,7 +92,7 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
         why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if parts else ""
         raise ConfigError(
             f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
-            f"{nearest(name, possible)}{why}; {names_that(takes)} could"
+            f"{nearest(name, possible)}{why}; {names_that(takes)} could take it"
         )
     optimizer = load_optimizer(config)
     if not type(optimizer).__module__.startswith("distcore."):

@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"asked for in another way here: {'; '.join(made.instead)}; the file says how", file=sys.stderr)
     if made.start:
         print(f"start it by: distcore train {arguments.out or 'FILE'} {shlex.join(made.start)}", file=sys.stderr)
-    count = len(made.differs)
-    means = "things mean" if count > 1 else "thing means"
-    print(f"{count} {means} something else; the comments of the file say what", file=sys.stderr)
+    if count := len(made.differs):
+        means = "things mean" if count > 1 else "thing means"
+        print(f"{count} {means} something else; the comments of the file say what", file=sys.stderr)
     return 0
 
 

@@ -93,8 +93,10 @@ def scheduler_section(draft: Draft, name: str, value: Tree) -> None:
         draft.set(f"{OPTIONS}scheduler_params.{key}", number, f"{name}.params.{key}")
     draft.keep("deepspeed_schedule", kind, f"{name}.type")
     if kind.startswith("Warmup"):
-        draft.note("differs", written(f"{name}.type", kind), "kept as it is, so it spends two steps at the least rate, "
-                   "schedule.name: linear one; the latter goes under any strategy")  # fmt: skip
+        own = "constant" if kind == "WarmupLR" else "linear"
+        draft.note("differs", written(f"{name}.type", kind), "DeepSpeed's own, for strategy deepspeed alone; for any "
+                   f"strategy take schedule.name: {own}, whose warm-up is linear and spends one step at the least rate, "
+                   "not two")  # fmt: skip
 
 
 def _cosine(draft: Draft, name: str, given: Tree) -> None:

@@ -41,7 +41,8 @@ def read_tree(file: str) -> Tree:
     if isinstance(tree, str) and "slots=" in tree:
         raise ConfigError(f"file {file}: is a hostfile; give it by its command: -- deepspeed --hostfile {file} …")
     if not isinstance(tree, dict):
-        raise ConfigError(f"file {file}: expected keys and values, found {type(tree).__name__}")
+        kinds = "a DeepSpeed JSON, the YAML of accelerate, TRL, Axolotl, LLaMA-Factory or Lightning, TrainingArguments"
+        raise ConfigError(f"file {file}: has no keys and values; taken are {kinds}")
     return tree
 
 

@@ -94,7 +94,7 @@ def test_a_file_that_is_there_is_not_overwritten(folder: Path, capsys: pytest.Ca
         ("none.json", r"file none.json: cannot be read: No such file"),
         ("glue.jsonl", r"file glue.jsonl.*: neither JSON nor YAML|file glue.jsonl: unknown format"),
         ("broken.json", r"file broken.json: not valid JSON: .* line 1 column 10"),
-        ("list.yaml", r"file list.yaml: expected keys and values, found list"),
+        ("list.yaml", r"file list.yaml: has no keys and values; taken are a DeepSpeed JSON, "),
         ("other.yaml", r"file other.yaml: unknown format; known are TrainingArguments as JSON"),
         ("-- srunn run_glue.py", r"command 'srunn': not known \(did you mean 'srun'\?\); known programs are python"),
         ("-- torchrun --nproc_per_node 2", r"names no script, a word that ends in .py"),

@@ -194,7 +194,9 @@ def test_a_deferred_tensor_cannot_be_written_to() -> None:
 def test_a_strategy_that_cuts_rows_refuses_it_in_one_line(strategy: str) -> None:
     pytest.importorskip(f"distcore_{strategy}")
     config = RunConfig(strategy=strategy, nproc=2, device="cpu", optimizer={"name": "adamw8bit"})
-    with pytest.raises(ConfigError, match=rf"^optimizer.name = 'adamw8bit': strategy '{strategy}' takes .*could$"):
+    with pytest.raises(
+        ConfigError, match=rf"^optimizer.name = 'adamw8bit': strategy '{strategy}' takes .*could take it$"
+    ):
         resolve(config, task=Problem())
 
 

@@ -97,7 +97,8 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
     from distcore.config import reset_by
     from distcore.rank_environment import join
 
-    chosen = {} if join(os.environ) is None else {"nproc": "auto"}  # the launcher has chosen
+    is_alone = changes.get("strategy") == "single"  # which runs in one process
+    chosen = {"nproc": "auto"} if is_alone or join(os.environ) is not None else {}  # or a launcher has chosen
     return chosen | reset_by(changes.keys() | chosen.keys())
 
 

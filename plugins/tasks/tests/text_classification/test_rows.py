@@ -1,10 +1,12 @@
 import re
+from contextlib import nullcontext
 
 import pytest
 from data_cases import TEXTS, write
 
 from distcore.errors import DataError
 from distcore_tasks.text_classification.options import Columns
+from distcore_tasks.text_classification.problems.single_label import SingleLabel
 from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 
 COLUMNS = Columns()
@@ -41,13 +43,26 @@ BAD = {
         '[["x\\ud800", 1]]',
         "row 1: text is not valid Unicode: lone surrogate at character 2",
     ),
-    "label float": ("a.json", '[["x", 1.5]]', r"row 1: label is a float \(1.5\), expected an integer or a string"),
+    "label float": (
+        "a.json",
+        '[["x", 1.5]]',
+        r"row 1: label is a float \(1.5\), expected an integer or a string; for .*--problem-type regression",
+    ),
     "label boolean": ("a.json", '[["x", true]]', "row 1: label is a boolean"),
     "label list": ("a.json", '[["x", [1]]]', "row 1: label is a list of 1 values"),
     "label empty": ("a.csv", "text,label\nx,a\ny,\n", "row 2: label is empty"),
     "label negative": ("a.csv", "text,label\nx,1\ny,-1\n", "row 2: label -1 is out of range"),
     "labels mixed": ("a.json", '[["x", 1], ["y", "b"]]', r"row 2: label is a string \('b'\), but row 1 has an integer"),
 }
+
+
+@pytest.mark.parametrize(("labels", "is_refused"), [("0.5 1.25 -.75", True), ("0.5 0.5 1.5", False), ("a b c", False)])
+def test_numbers_of_which_each_row_has_another_are_no_classes(tmp_path, labels, is_refused):
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\n" + "".join(f"x,{label}\n" for label in labels.split()))
+    said = r"row 1: label -.75 is a number, and each row has another; .*--problem-type regression$"
+    with pytest.raises(DataError, match=said) if is_refused else nullcontext():
+        SingleLabel().classes(read_rows(file, COLUMNS))
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD.keys())

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from distcore_tasks.shared.classification.checks import check_classes, is_integer
-from distcore_tasks.shared.classification.labels import Labeled, distinct_labels, encode_labels, label_problem
+from distcore_tasks.shared.classification.labels import (
+    Labeled,
+    distinct_labels,
+    encode_labels,
+    label_problem,
+    row_problem,
+)
 from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+NUMBERS = "; for numbers that are no classes: --problem-type regression"
+"""What to do with labels that are no classes."""
 
 
 class SingleLabel:
@@ -27,11 +38,16 @@ class SingleLabel:
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
         """Require integers from 0 or strings, all of the first label's type."""
-        return (label_problem(label, labels[0]) for label in labels)
+        for label in labels:
+            problem = label_problem(label, labels[0])
+            yield f"{problem}{NUMBERS}" if problem and isinstance(label, float) else problem
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
-        """Return the distinct labels, sorted."""
-        return distinct_labels(rows)
+        """Return the distinct labels, sorted. Raises DataError where each row has a number of its own."""
+        distinct = distinct_labels(rows)
+        if len(distinct) == len(rows) > 1 and all(map(_is_fraction, distinct)):
+            raise row_problem(rows, 0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}")
+        return distinct
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
         """Return class numbers, int64 ``(rows,)``."""
@@ -68,3 +84,8 @@ class SingleLabel:
     ) -> Iterator[dict[str, object]]:
         """Yield the lines of ``class_lines``."""
         return class_lines(outputs, labels, origins)
+
+
+def _is_fraction(label: int | str) -> bool:
+    """Return True for the text of a number with a point, as a CSV has it."""
+    return isinstance(label, str) and re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d+)?", label.strip()) is not None
