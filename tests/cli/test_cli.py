@@ -210,7 +210,7 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     )
     assert "auto" not in yaml.safe_load(out).values()
     assert "# micro-batches: at most 4 rows, equally many in each" in out
-    assert "# rows: 36 to train on, 4 to evaluate, the same to test" in out
+    assert "# rows: 36 to train on, 4 to evaluate on, the same to test on" in out
     assert "# steps: 3 per epoch, 3 in total, 16 rows each" in out
     assert "# rank 1 on" in out
     assert "first step has 2 micro-batch(es), of 4, 4 rows" in out

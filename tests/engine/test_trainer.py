@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distcore import Evaluation, Progress, RunConfig, load_config, train
+from distcore import Evaluation, Progress, RunConfig, train
 from distcore.engine.best import Best, saved_best, update_best
 from distcore.errors import CheckpointError, ConfigError
 from distcore.files import strict_json
@@ -22,29 +22,22 @@ def evaluation(**metrics: float) -> Evaluation:
     return Evaluation(outputs={}, metrics=dict(metrics), evaluated=1, unique=1, dataset_size=1)
 
 
-class Started:
-    config = load_config(None, {"checkpoints.best": "loss"})
-
-
 METRICS: dict[str, Direction] = {"loss": "min", "f1": "max"}
 
 
 @pytest.mark.parametrize(("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)])
 def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
     before = Best(step=1, metric="loss", value=0.5, waited=1)
-    best, improved = update_best(Started(), Progress(step=2), before, evaluation(loss=loss), METRICS)  # type: ignore[arg-type]
+    best, improved = update_best(Progress(step=2), before, evaluation(loss=loss), "loss", METRICS)
     assert improved is improves
     assert best == (Best(step=2, metric="loss", value=loss) if improves else replace(before, waited=2))
 
 
 def test_a_metric_of_which_more_is_better_and_one_that_is_a_whole_number() -> None:
-    class Judged(Started):
-        config = load_config(None, {"checkpoints.best": "f1"})
-
     before = Best(step=1, metric="f1", value=2.0)
-    best, improved = update_best(Judged(), Progress(step=2), before, evaluation(f1=3), METRICS)  # type: ignore[arg-type]
+    best, improved = update_best(Progress(step=2), before, evaluation(f1=3), "f1", METRICS)
     assert (best, improved) == (Best(step=2, metric="f1", value=3.0), True)
-    assert not update_best(Judged(), Progress(step=2), before, evaluation(f1=1), METRICS)[1]  # type: ignore[arg-type]
+    assert not update_best(Progress(step=2), before, evaluation(f1=1), "f1", METRICS)[1]
 
 
 @pytest.mark.parametrize(

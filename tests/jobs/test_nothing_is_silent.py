@@ -68,7 +68,7 @@ def test_test_rows_that_are_the_evaluation_rows_are_named_and_tested_once(
     work_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = call(f"{JOB} --dry-run", capfd)
-    assert "# rows: 36 to train on, 4 to evaluate, the same to test\n" in out
+    assert "# rows: 36 to train on, 4 to evaluate on, the same to test on\n" in out
     code, out, err = call(f"{JOB} --max-steps 2 --out run", capfd)
     assert code == 0
     assert f"{out}{err}".count("evaluated 4 of 4") == 1

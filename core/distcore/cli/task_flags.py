@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 from distcore import registry
 from distcore.cli.flags import OPTION, Flag, is_config
+from distcore.errors import ConfigError
 from distcore.plugin.options import Option, options_of
 
 ARROWS = {"min": "↓", "max": "↑"}
+NAMED = "str | dict[str, str]"
+"""Type of an option that takes a text, or texts by name: its flag is repeated, ``NAME=TEXT`` each time."""
 
 
 class TaskFlags(NamedTuple):
@@ -107,6 +110,8 @@ def _flag(name: str, option: Option) -> Flag:
 def _takes(text: str) -> str:
     """Return the placeholder of a value of this type in ``--help``."""
     choices = re.findall(r"'([^']*)'", text)
+    if text.startswith(NAMED):
+        return "[NAME=]TEXT"
     if choices:
         return "|".join(choices)
     words = {"int": "N", "float": "X", "bool": "true|false", "str": "TEXT"}
@@ -135,6 +140,22 @@ def _values(text: str) -> Any:
     return _value(text) if text.startswith("[") else parse_values(text)
 
 
+class _AddNamed(argparse.Action):
+    """Stores a text, or adds ``NAME=TEXT`` to those given before. A path with a folder before ``=`` is a text."""
+
+    def __call__(self, parser: object, namespace: object, values: Any, option_string: str | None = None) -> None:
+        given, (name, equals, text) = getattr(namespace, self.dest, None), values.partition("=")
+        if not equals or "/" in name or Path(values).exists():
+            name, text = "", values
+        if given is not None and isinstance(given, dict) != bool(name):
+            raise ConfigError(
+                f"{option_string} {values}: give each a name, {option_string} NAME=FILE, or give one alone"
+            )
+        if name and given and name in given:
+            raise ConfigError(f"{option_string} {values}: {name!r} is given twice; name each differently")
+        setattr(namespace, self.dest, (given or {}) | {name: text} if name else text)
+
+
 def add_to(group: argparse._ArgumentGroup, added: TaskFlags) -> dict[argparse.Action, Flag]:
     """Add the flags of a task to a parser's group, which is empty so far; return them by their actions."""
     group.title, group.description = added.title, added.about
@@ -142,7 +163,8 @@ def add_to(group: argparse._ArgumentGroup, added: TaskFlags) -> dict[argparse.Ac
     for flag, read in zip(added.flags, added.readers, strict=True):
         text = f"{flag.help} ({flag.key}; default: {flag.default})".replace("%", "%%")
         action = group.add_argument(
-            flag.name, dest=flag.key, metavar=flag.takes, type=read, default=argparse.SUPPRESS, help=text
-        )
+            flag.name, dest=flag.key, metavar=flag.takes, type=read, default=argparse.SUPPRESS, help=text,
+            action=_AddNamed if "=" in flag.takes else "store",
+        )  # fmt: skip
         actions[action] = flag
     return actions

@@ -197,7 +197,9 @@ class Checkpoints(_Tree):
     """The checkpoints that a run writes, in addition to the one at its end."""
 
     best: str | None = Field(
-        "auto", description="metric of the task whose best evaluation is kept too; auto: loss, or its first; null: off"
+        "auto",
+        description="metric of the task whose best evaluation is kept too; SET/METRIC: of one of several evaluation "
+        "sets, else of the first; auto: loss, or the task's first; null: off",
     )
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
     asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")

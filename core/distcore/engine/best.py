@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distcore.config import RunConfig
-from distcore.plugin.strategy.contract import Evaluation, Progress, Run
+from distcore.plugin.strategy.contract import Evaluation, Progress
 from distcore.plugin.task.task import Direction
 
 
@@ -26,16 +26,16 @@ class Best:
 
 
 def update_best(
-    run: Run, progress: Progress, best: Best | None, evaluation: Evaluation, metrics: Mapping[str, Direction]
+    progress: Progress,
+    best: Best | None,
+    evaluation: Evaluation,
+    metric: str | None,
+    directions: Mapping[str, Direction],
 ) -> tuple[Best | None, bool]:
-    """Return the best of ``best`` and the new ``evaluation``, and True if the new one is better.
-
-    ``metrics`` maps each metric to its better direction.
-    """
-    metric = run.config.checkpoints.best
+    """Return the best of ``best`` and the new ``evaluation`` by ``metric``, and True if the new one is better."""
     value = evaluation.metrics.get(metric) if metric else None
     if metric is not None and isinstance(value, float | int) and math.isfinite(value):
-        sign = -1 if metrics[metric] == "min" else 1
+        sign = -1 if directions[metric] == "min" else 1
         if best is None or sign * value > sign * best.value:
             return Best(step=progress.step, metric=metric, value=float(value)), True
     return replace(best, waited=best.waited + 1) if best else None, False

@@ -13,7 +13,7 @@ from distcore.distributed.devices import UNPINNED
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
-from distcore.errors import AgreementError
+from distcore.errors import AgreementError, TaskError
 from distcore.model.averages import use_average
 from distcore.plugin.batching.sampling import evaluation_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
@@ -21,6 +21,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask, Evaluate
 from distcore.plugin.task.outputs import Collected, Collector, gather
 from distcore.plugin.task.task import Dataset, Datasets, Task
+from distcore.resolve.resolve import best_metric
 
 log = logging.getLogger("distcore")
 
@@ -48,6 +49,19 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     )
 
 
+def evaluate_sets(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> Evaluation:
+    """Evaluate the evaluation rows; of several sets each metric has the name of its set, and counts are sums."""
+    sets = {name: evaluate(run, hooks, task, rows, data) for name, rows in data.evaluations.items()}
+    if not sets:
+        return evaluate(run, hooks, task, data.evaluation, data)
+    return Evaluation(
+        outputs=next(iter(sets.values())).outputs,
+        metrics={f"{name}/{key}": value for name, one in sets.items() for key, value in one.metrics.items()},
+        **{key: sum(getattr(one, key) for one in sets.values()) for key in ("evaluated", "unique", "dataset_size")},
+        sets=sets,
+    )
+
+
 def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) -> Collected:
     """Evaluate the rows of ``dataset``; return the outputs in its order, the same on every rank.
 
@@ -64,23 +78,29 @@ def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) 
 
 
 def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
-    """Evaluate one micro-batch on every rank and discard the result: a broken evaluation fails before the first step.
+    """Evaluate one micro-batch of each set and discard the result: a broken evaluation fails before the first step.
 
     The micro-batch is the first, which has the longest rows, so that a lack of memory shows as well. On a device that
     computes in main memory it has at most ``SANITY_ROWS`` rows, so that the run starts sooner. These rows stand in for
     all rows of the evaluation data, so that the task can report metrics and predictions. Raises TaskError.
     """
-    bound, rows, collected = BoundTask.of(task), len(data.evaluation), Collected()
-    if rows:
-        collected = forward_all(run, hooks, data.evaluation, bound.evaluation(run), sanity=True)
-        collected = collected.take(torch.arange(rows) % len(collected.index))
-    metrics, best = bound.metrics(collected, data.evaluation, data), run.config.checkpoints.best
-    if best is not None and best not in metrics and run.world.is_main:  # the task declares no metrics
+    bound, reported = BoundTask.of(task), set[str]()
+    for name, rows in (data.evaluations or {"": data.evaluation}).items():
+        collected = Collected()
+        if len(rows):
+            collected = forward_all(run, hooks, rows, bound.evaluation(run), sanity=True)
+            collected = collected.take(torch.arange(len(rows)) % len(collected.index))
+        try:
+            reported |= {f"{name}/{key}".removeprefix("/") for key in bound.metrics(collected, rows, data)}
+        except TaskError as error:
+            raise TaskError(f"evaluation set {name!r}: {error}" if name else str(error)) from error
+        bound.try_predictions(collected.outputs, replace(data, test=rows))
+    best = best_metric(run.config, bound, data)
+    if best is not None and best not in reported and run.world.is_main:  # the task declares no metrics
         log.warning(
             "the report has no %r, so no best checkpoint is kept; list the report's metrics in `metrics` of the task",
             best,
         )
-    bound.try_predictions(collected.outputs, replace(data, test=data.evaluation))
 
 
 def _first_of(sampler: Sampler, rows: int | None) -> Sampler:

@@ -11,7 +11,7 @@ import torch
 
 from distcore.distributed.devices import peak_memory
 from distcore.engine.best import Best
-from distcore.engine.evaluation import evaluate
+from distcore.engine.evaluation import evaluate, evaluate_sets
 from distcore.engine.meter import Meter
 from distcore.files import strict_json, unique_json
 from distcore.plugin.report import BestEvaluation, Report
@@ -38,7 +38,9 @@ def finish(
 ) -> Report:
     """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
     speed = meter.samples_per_second(progress)
-    tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    sets = (last or evaluate_sets(run, hooks, task, data)).sets if data.evaluations else {}
+    first = next(iter(sets.values()), last)
+    tested = first if first and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
     peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
     report: Report = {
         "strategy": hooks.name,
@@ -57,7 +59,8 @@ def finish(
         "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
-        "test_is_last_evaluation": tested is last,
+        "evaluations": {name: one.summary() for name, one in sets.items()},
+        "test_is_last_evaluation": last is not None and tested is first,
         "metrics": dict(task.declared_metrics),
         "out": str(run.config.out),
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig
 from distcore.engine.best import Best, out_of_patience, update_best
-from distcore.engine.evaluation import evaluate
+from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_tally
 from distcore.engine.stopping import catch_stop_signals
@@ -22,6 +22,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, join
+from distcore.resolve.resolve import best_metric
 
 log = logging.getLogger("distcore")
 
@@ -43,6 +44,7 @@ def fit(
     Ctrl-C the run commits a checkpoint and raises StoppedError.
     """
     config, last, stopping = run.config, None, False
+    metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
     ended = out_of_patience(config, best) or "stop" in wishes
     with catch_stop_signals() as signals:
@@ -62,9 +64,9 @@ def fit(
             with meter.pause():
                 improved = False
                 if evaluating:
-                    last = evaluate(run, hooks, task, data.evaluation, data)
+                    last = evaluate_sets(run, hooks, task, data)
                     hooks.on_evaluation_end(run, progress, last)
-                    best, improved = update_best(run, progress, best, last, task.declared_metrics)
+                    best, improved = update_best(progress, best, last, metric, directions)
                     ended = ended or out_of_patience(config, best)
                 if saving or improved or ended:
                     saver.save(progress, asdict(best) if best else None)

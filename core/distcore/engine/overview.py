@@ -21,6 +21,14 @@ def model_size(module: nn.Module) -> dict[str, int]:
     return {"parameters": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
+def rows_in_words(data: Datasets) -> str:
+    """Return how many rows there are for what."""
+    sets = [f"{len(rows):,} ({name})" for name, rows in data.evaluations.items()] or [f"{len(data.evaluation):,}"]
+    same = "the same" if len(sets) == 1 else "the first"
+    tested = same if data.test is data.evaluation else f"{len(data.test):,}"
+    return f"{len(data.train):,} to train on, {' and '.join(sets)} to evaluate on, {tested} to test on"
+
+
 def overview(run: Run, data: Datasets) -> Iterator[str]:
     """Yield the lines; each begins with its subject."""
     config, facts = run.config, data.facts
@@ -28,9 +36,7 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     count = len(classes) if isinstance(classes, list | tuple) else classes
     task = config.task.removeprefix(GIVEN).removeprefix(f"{Path.cwd()}{os.sep}")
     yield f"task:   {task}{f', {count} classes' if isinstance(count, int) else ''}"
-    rows = f"{len(data.train):,} to train on, {len(data.evaluation):,} to evaluate on"
-    tested = "the same to test on" if data.test is data.evaluation else f"{len(data.test):,} to test on"
-    yield f"rows:   {rows}, {tested}{f', of {source}' if isinstance(source, str) else ''}"
+    yield f"rows:   {rows_in_words(data)}{f', of {source}' if isinstance(source, str) else ''}"
     size, name = run.facts["model"], config.task_options.get("model")
     trained = "" if size["trained"] == size["parameters"] else f", {size['trained']:,} of them trained"
     kind = type(run.module).__name__

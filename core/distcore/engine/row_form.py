@@ -59,7 +59,7 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
         if why and run.world.is_main and task.computes_padding_free:
             log.debug("padding-free: off: %s", why)
         return run, data
-    padded = _padded(data)
+    padded = data.mapped(padded_rows)
     if padded is None:  # such as documents isolated inside one row: padding would join them
         return run, data
     rows = _some_rows(config, data.train)
@@ -105,15 +105,6 @@ def _select_logits(run: Run, task: BoundTask, data: Datasets) -> Datasets:
     """Let the model compute logits at targets only, if the task can; return datasets that mark the targets."""
     can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # it needs whole outputs of layers
     return task.select_logits(run.module, data) if can else data
-
-
-def _padded(data: Datasets) -> Datasets | None:
-    """Return the datasets in their padded form; ``None`` if they have none."""
-    train, evaluation = padded_rows(data.train), padded_rows(data.evaluation)
-    test = evaluation if data.test is data.evaluation else padded_rows(data.test)
-    if train is None or evaluation is None or test is None:
-        return None
-    return replace(data, train=train, evaluation=evaluation, test=test)
 
 
 def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:

@@ -43,7 +43,7 @@ from distcore.rank_environment.environment import export
 from distcore.rank_environment.network import prepare_network, spans_machines
 from distcore.resolve.complete import agree, complete, total_steps_of
 from distcore.resolve.micro_batches import cut, description, most_micro_batches
-from distcore.resolve.resolve import Resolved
+from distcore.resolve.resolve import Resolved, best_metric
 from distcore.resolve.run_folder import check_out, on_main, set_aside
 
 log = logging.getLogger("distcore")
@@ -105,7 +105,7 @@ def begin(
     run, data = row_form.settle(run, hooks, completed, data)
     for line in overview(run, data) if world.is_main else ():
         log.info("%s", line)
-    progress, best = resume_or_start(run, hooks, task, rows, content)
+    progress, best = resume_or_start(run, hooks, task, data, rows, content)
     if world.is_main:
         content.continue_in_background()
     digests, held = start_folder(run, hooks, task, data, progress)
@@ -177,7 +177,7 @@ def build_to_evaluate(
 
 
 def resume_or_start(
-    run: Run, hooks: Hooks, task: BoundTask, rows: str, content: RowContent
+    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str, content: RowContent
 ) -> tuple[Progress, Best | None]:
     """Load the checkpoint of ``--resume``, if any.
 
@@ -187,7 +187,7 @@ def resume_or_start(
     progress, best = Progress(), None
     if resumed := checkpoint.resume(run, hooks, rows, task.on_resume, content):
         path, progress, job_state = resumed
-        best = saved_best(job_state.get("best"), run.config.checkpoints.best)
+        best = saved_best(job_state.get("best"), best_metric(run.config, task, data))
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
         if progress.step >= run.total_steps and run.world.is_main:

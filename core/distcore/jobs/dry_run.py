@@ -9,6 +9,7 @@ from contextlib import suppress
 import torch
 
 from distcore.config import RunConfig, dump_config
+from distcore.engine.overview import rows_in_words
 from distcore.errors import DistcoreError
 from distcore.launchers.processes.cores import available_cores, crowding_warning, threads_per_rank
 from distcore.model.model_source import model_source
@@ -33,13 +34,11 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     total_steps = total_steps_of(config, len(data.train))
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
-    tested = "the same to test" if data.test is data.evaluation else f"{len(data.test)} to test"
-    sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {tested}"
     joined = join(os.environ) is not None
     warnings = [*data.warnings, None if joined else crowding_warning(config)]
     yield from (f"warning: {warning}" for warning in warnings if warning)
     yield f"run folder: {config.out}"
-    yield f"rows: {sizes}"
+    yield f"rows: {rows_in_words(data)}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank; this machine has {available_cores()} core(s)"
     yield description(config, data)

@@ -137,7 +137,8 @@ def show(report: Report, config: RunConfig) -> None:
     """Print the metrics of the final test, unless progress has, its classification report, and the run folder."""
     of = " of the EMA" if report["weights"] == "ema" else ""
     is_said = report["test_is_last_evaluation"] and config.extensions.get("progress", True) is not False
-    what = "the test rows are the evaluation rows" if is_said else f"test{of} at step {report['steps']}"
+    rows = next((f"those of {name}" for name in report["evaluations"]), "the evaluation rows")
+    what = f"the test rows are {rows}" if is_said else f"test{of} at step {report['steps']}"
     show_evaluation(what, report["evaluation"], is_said)
     print(f"run folder: {report['out']}", flush=True)
 

@@ -55,6 +55,8 @@ class Report(TypedDict):
     """Facts of the task about its data: ``Datasets.facts``."""
     evaluation: dict[str, Any]
     """Of the test rows: each metric of the task by name, and ``evaluated``, ``unique`` and ``dataset_size`` in rows."""
+    evaluations: dict[str, dict[str, Any]]
+    """Of several evaluation sets the last evaluation, by name; each has the entries of ``evaluation``."""
     test_is_last_evaluation: bool
     """Whether ``evaluation`` is the last one of the training, as it is where the test rows are the evaluation rows."""
     metrics: dict[str, str]

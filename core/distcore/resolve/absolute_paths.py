@@ -42,6 +42,10 @@ def path_options_of(plugin: object) -> Collection[str]:
 
 def _absolute_options(options: Mapping[str, Any], plugin: object) -> dict[str, Any]:
     paths = path_options_of(plugin)
-    return {
-        name: absolute(value) if name in paths and isinstance(value, str) else value for name, value in options.items()
-    }
+    return {name: _absolute(value) if name in paths else value for name, value in options.items()}
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _absolute(path) for name, path in value.items()}
+    return absolute(value) if isinstance(value, str) else value

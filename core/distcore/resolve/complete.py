@@ -12,7 +12,7 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.resolve import Resolved
+from distcore.resolve.resolve import Resolved, best_metric
 from distcore.resolve.row_form import Form, as_asked, choose_form
 
 
@@ -32,8 +32,9 @@ class Completed(Resolved):
 def complete(resolved: Resolved, data: Datasets) -> Completed:
     """Complete a run by the values that depend on its data. It is a function of both, so every rank gets the same.
 
-    Raises ConfigError if rows cannot be computed in the user's form.
+    Raises ConfigError if rows cannot be computed in the user's form, or no evaluation set has the best metric.
     """
+    best_metric(resolved.config, resolved.task, data)
     config, form = choose_form(resolved.config, resolved.capabilities, resolved.task, data)
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))
     known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from distcore.model.lora import resolve_alpha
 from distcore.model.optim import check_freeze, check_schedule, optimizer_options
 from distcore.plugin.strategy.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.task import Task
+from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve import strategies, tasks
 from distcore.resolve.check_capabilities import (
     check_average,
@@ -90,7 +91,7 @@ def resolve(
         "loader.forward_tokens": forward_tokens(placed, declared),
         "lr": _learning_rate(placed, trained),
         "lora.alpha": resolve_alpha(placed),
-        "checkpoints.best": _best_metric(placed, trained),
+        "checkpoints.best": _chosen_metric(placed, trained),
         "out": placed.out or new_run_folder(placed),
     }
     resolved = with_changes(placed, decided)
@@ -168,8 +169,8 @@ def _masks_before(config: RunConfig) -> str | None:
     return None
 
 
-def _best_metric(config: RunConfig, task: BoundTask) -> str | None:
-    """Return the metric of ``checkpoints.best``; for 'auto' the loss, or the first that the task declares."""
+def _chosen_metric(config: RunConfig, task: BoundTask) -> str | None:
+    """Return the metric as the user chose it; for 'auto' the loss, or the first that the task declares."""
     best, metrics = config.checkpoints.best, task.declared_metrics
     if best == "auto":
         best = "loss" if "loss" in metrics else next(iter(metrics), None)
@@ -177,12 +178,27 @@ def _best_metric(config: RunConfig, task: BoundTask) -> str | None:
         raise ConfigError(f"patience = {config.patience}: needs a metric to judge by; name one by checkpoints.best")
     if config.patience and not (config.eval_at_epoch_end or config.eval_every):
         raise ConfigError(f"patience = {config.patience}: nothing is evaluated before the end; set --eval-every")
-    if best is not None and best not in metrics:
-        known = ", ".join(metrics) or "none"
-        raise ConfigError(
-            f"checkpoints.best = {best!r}: no metric of task {config.task!r}{nearest(best, metrics)} (metrics: {known})"
-        )
+    if best is not None and best not in metrics and best.partition("/")[2] not in metrics:
+        raise _no_metric(config, best, metrics)
     return best
+
+
+def best_metric(config: RunConfig, task: BoundTask, data: Datasets) -> str | None:
+    """Return the metric by its name in an evaluation; without a set in it, it is a metric of the first set."""
+    best, metrics = config.checkpoints.best, data.metrics_of_sets(task.declared_metrics)
+    if best is None or best in metrics:
+        return best
+    of_first = "/".join((*list(data.evaluations)[:1], best))
+    if of_first not in metrics:
+        raise _no_metric(config, best, metrics)
+    return of_first
+
+
+def _no_metric(config: RunConfig, best: str, metrics: Collection[str]) -> ConfigError:
+    known = ", ".join(metrics) or "none"
+    return ConfigError(
+        f"checkpoints.best = {best!r}: no metric of task {config.task!r}{nearest(best, metrics)} (metrics: {known})"
+    )
 
 
 def _learning_rate(config: RunConfig, task: BoundTask) -> float:

@@ -212,6 +212,8 @@ class Evaluation:
     """Different rows among ``evaluated``."""
     dataset_size: int
     """Rows of the dataset. The three counts are equal, or ``evaluate`` would have raised."""
+    sets: Mapping[str, Evaluation] = field(default_factory=dict)
+    """The evaluation of each set, by name, if there are several; the outputs above are the first's, the counts sums."""
 
     def summary(self) -> dict[str, object]:
         """Return the ``evaluation`` entry of report.json: metrics and counts."""

@@ -53,6 +53,12 @@ class BoundTask(TaskLosses):
             raise TaskError(f"task: prepare() returned {type(data).__name__}; expected distcore.Datasets")
         for name in ("train", "evaluation", "test"):
             check_indexed(name, getattr(data, name))
+        for name, rows in data.evaluations.items():
+            check_indexed(f"evaluations[{name!r}]", rows)
+        if data.evaluation is not next(iter(data.evaluations.values()), data.evaluation):
+            raise TaskError(
+                f"task {self.name}: prepare() returned as 'evaluation' other rows than the first of its sets"
+            )
         return data
 
     def weights_folder(self, config: RunConfig) -> Path | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Union
 
 from distcore.errors import TaskError
 
@@ -73,10 +73,26 @@ class Datasets:
     """Rows of the evaluations during training, and at its end."""
     test: Dataset
     """Rows of the final test; may be the same object as ``evaluation``, which is then evaluated once."""
+    evaluations: Mapping[str, Dataset] = field(default_factory=dict)
+    """Several evaluation sets by name, ``evaluation`` first; metrics then have the name of their set: ``hard/loss``."""
     facts: dict[str, object] = field(default_factory=dict)
     """Facts about the data for the report (classes, majority share, …), as JSON values."""
     warnings: tuple[str, ...] = ()
     """Warnings about the rows, one line each; the main rank logs them before training."""
+
+    def mapped(self, change: Callable[[Dataset], Dataset | None]) -> Self | None:
+        """Return the datasets after ``change``; ``None`` if it returns ``None`` for one. Equal ones stay one object."""
+        sets = {id(rows): rows for rows in (self.train, self.evaluation, self.test, *self.evaluations.values())}
+        new = {key: changed for key, rows in sets.items() if (changed := change(rows)) is not None}
+        if len(new) < len(sets):
+            return None
+        train, evaluation, test = new[id(self.train)], new[id(self.evaluation)], new[id(self.test)]
+        others = {name: new[id(rows)] for name, rows in self.evaluations.items()}
+        return replace(self, train=train, evaluation=evaluation, test=test, evaluations=others)
+
+    def metrics_of_sets(self, declared: Mapping[str, Direction]) -> Mapping[str, Direction]:
+        """Return the ``declared`` metrics by their names in an evaluation: with several sets ``hard/loss``."""
+        return {f"{name}/{metric}": way for name in self.evaluations for metric, way in declared.items()} or declared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

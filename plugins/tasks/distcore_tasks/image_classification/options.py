@@ -52,8 +52,8 @@ class ImageOptions(TaskOptions):
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "digits"
     """Folder with a folder of images per class, files (.parquet .arrow .tar .npz), shards, or a dataset."""
-    eval_data: str | None = None
-    """Folder or file to evaluate on, instead of a part of ``data``."""
+    eval_data: str | dict[str, str] | None = None
+    """Folder or file to evaluate on, instead of a part of ``data``. Repeated with names for several sets."""
     test_data: str | None = None
     """Folder or file for the final test; default: the evaluation rows."""
     columns: Columns = Columns()

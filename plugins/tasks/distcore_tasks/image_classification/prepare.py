@@ -23,6 +23,7 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import check_filter, data_warnings, say_embedded
+from distcore_tasks.shared.tokenized import by_field
 
 SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
@@ -69,9 +70,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     sets = {name: rows for name, (_, rows) in parts.items()}
     sources = source_bounds(options, rows_of, sets["train"].rows)
     return ImageDatasets(
-        train=_augmented(in_order(sets["train"], options, sources), options, seed),
-        evaluation=sets["evaluation"],
-        test=sets.get("test", sets["evaluation"]),
+        **by_field({**sets, "train": _augmented(in_order(sets["train"], options, sources), options, seed)}),
         facts={
             "data": options.data,
             "classes": classes,
@@ -135,8 +134,8 @@ def _warnings(
     """Yield warnings about the sources and their classes."""
     yield from data_warnings(options)
     yield from other_head(classes, options)
-    sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
+    evaluation, rows = next(part for name, part in parts.items() if name.startswith("evaluation"))
+    sources = {"data": parts["train"][0], "eval_data": evaluation}
     yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)
-    labels = parts["evaluation"][1].labels
-    for source, line in check_classes(sources["data"], labels, classes, options.eval_data is not None):
+    for source, line in check_classes(sources["data"], rows.labels, classes, options.eval_data is not None):
         yield f"{sources[source].name}: {line}"

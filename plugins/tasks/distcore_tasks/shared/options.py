@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 
+EVALUATION = "evaluation."
+"""Begins the name of the dataset of one of several evaluation sets."""
+
+
 class Shape(Protocol):
     """Size of a built-in model."""
 
@@ -97,8 +101,8 @@ class TaskOptions:
     data: str
     """Data files (.json .jsonl .csv .parquet .arrow .tar .txt .list; a file, a folder, a pattern, or several with
     commas), folder of shards (MDS, litdata), dataset of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
-    eval_data: str | None = None
-    """File of evaluation rows; default: a part of ``data``."""
+    eval_data: str | dict[str, str] | None = None
+    """File of evaluation rows; default: a part of ``data``. Repeated with names for several sets."""
     test_data: str | None = None
     """File of rows for the final test; default: the evaluation rows."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -118,9 +122,34 @@ class TaskOptions:
     @property
     def path_options(self) -> tuple[str, ...]:
         """Options with a file or a folder, rather than a built-in model or an embedded dataset."""
-        known = {*self.built_in, *self.embedded}
+        known = (*self.built_in, *self.embedded)
         names = ("model", "data", "eval_data", "test_data")
         return tuple(name for name in names if getattr(self, name) is not None and getattr(self, name) not in known)
+
+    @property
+    def held_out(self) -> dict[str, str]:
+        """The sources beside ``data``, by the name of their dataset: ``evaluation``, or ``evaluation.NAME``, ``test``.
+
+        Raises ConfigError for a name of an evaluation set that is no part of the name of a metric.
+        """
+        named = self.eval_data if isinstance(self.eval_data, dict) else {}
+        for name, source in named.items():
+            if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+                raise ConfigError(
+                    f"--eval-data {name}={source}: {name!r} cannot name an evaluation set, because its metrics are "
+                    "named after it; use letters, digits, '.', '_' and '-'"
+                )
+        if named == self.eval_data == {}:
+            raise ConfigError("eval_data = {}: names no file; leave it out, or name one")
+        alone = {"evaluation": self.eval_data, "test": self.test_data}
+        sets = {f"{EVALUATION}{name}": source for name, source in named.items()}
+        return sets | {name: source for name, source in alone.items() if isinstance(source, str)}
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The source of each dataset by its name; without ``eval_data`` that of ``evaluation`` is ``data``."""
+        whole = {} if self.eval_data is not None else {"evaluation": self.data}
+        return {"train": self.data} | whole | self.held_out
 
     def model_folder(self) -> Path:
         """Return the local folder of a model that is not built in. Raises ModelError, one line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from typing import TypeVar
 from distcore import ConfigError, DataError, nearest
 from distcore_data import Filtered, Source, describe_value, find_split, source_digest, source_name
 from distcore_tasks.shared import stdlib
-from distcore_tasks.shared.options import Filter, TaskOptions
+from distcore_tasks.shared.options import EVALUATION, Filter, TaskOptions
 
 R = TypeVar("R")
 ALL = Filter()
@@ -42,7 +43,7 @@ def _file(source: str, embedded: Collection[str]) -> Path:
 
 def check_filter(options: TaskOptions) -> None:
     """Raise ConfigError for a filter of an embedded dataset."""
-    given = [source for source in (options.data, options.eval_data, options.test_data) if source in options.embedded]
+    given = [source for source in options.sources.values() if source in options.embedded]
     if given and options.filter.column:
         files = "a filter is for files and for datasets of the library datasets"
         raise ConfigError(f"filter.column = {options.filter.column!r}: {given[0]} has no such column; {files}")
@@ -72,8 +73,8 @@ def source_label(source: str, options: TaskOptions) -> str:
     return source if source in known else str(source_file(source, known, options.filter))
 
 
-def source_digests(options: TaskOptions, embedded: Collection[str], made_from: tuple[object, ...]) -> list[str | None]:
-    """Return a digest of each source's content, ``None`` for an absent one, for a cache key.
+def source_digests(options: TaskOptions, embedded: Collection[str], made_from: tuple[object, ...]) -> list[object]:
+    """Return a digest of each source's content, ``None`` for an absent one, for a cache key; those of sets by name.
 
     ``made_from``: everything that the rows of embedded datasets depend on. Raises DataError.
     """
@@ -85,20 +86,26 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
             else source_digest(source_file(source, embedded, options.filter))
         )
 
-    given = (options.data, options.eval_data, options.test_data)
-    return [None if source is None else digest_of(source) for source in given]
+    held_out: dict[str, str] = {}
+    for name, source in options.held_out.items():
+        with naming(name):
+            held_out[name] = digest_of(source)
+    test, evaluation = held_out.pop("test", None), held_out.pop("evaluation", None)
+    return [digest_of(options.data), held_out or evaluation, test]
 
 
 def data_warnings(options: TaskOptions) -> Iterator[str]:
     """Yield a warning for evaluation on training data, an unused fraction, and held-out splits that are not used."""
-    for name, source in (("--eval-data", options.eval_data), ("--test-data", options.test_data)):
+    for name, source in options.held_out.items():
         if source == options.data:
-            yield f"{name} {source}: is what is trained on; its metrics say nothing about other rows"
+            flag = "--test-data " if name == "test" else f"--eval-data {set_name(name)}"
+            yield f"{flag}{source}: is what is trained on; its metrics say nothing about other rows"
     if options.eval_data is not None and options.eval_fraction != type(options).eval_fraction:
         yield f"--eval-fraction {options.eval_fraction}: not used, because --eval-data names the rows"
     given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
-    splits = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
-    train, used = splits.pop("data", None), set(map(str, splits.values()))
+    sources = {"train": options.data} | options.held_out
+    splits = {name: find_split(text) for name, text in sources.items() if text not in options.embedded}
+    train, used = splits.pop("train", None), set(map(str, splits.values()))
     if train is None:
         return
     left = {name: option for name, option in HELD_OUT.items() if name in train.others and given[option] is None}
@@ -106,6 +113,20 @@ def data_warnings(options: TaskOptions) -> Iterator[str]:
     unused = [f"--{option.replace('_', '-')} {split}" for split, option in left.items() if split not in used]
     if unused:
         yield f"dataset {train.dataset}: has splits that are not used; to use them: {' '.join(unused)}"
+
+
+def set_name(dataset: str) -> str:
+    """Return the name of an evaluation set as ``--eval-data`` has it: ``NAME=``; empty for other datasets."""
+    return f"{dataset.removeprefix(EVALUATION)}=" if dataset.startswith(EVALUATION) else ""
+
+
+@contextmanager
+def naming(dataset: str) -> Iterator[None]:
+    """Begin the message of a DataError with the name of the evaluation set, if there are several."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"evaluation set {set_name(dataset)[:-1]}: {error}") if set_name(dataset) else error from None
 
 
 def text_problem(text: object, name: str = "text") -> str | None:

@@ -12,6 +12,7 @@ from distcore import DataError
 from distcore_data import row_error
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.sources import naming
 
 
 class SourceRows(Protocol):
@@ -59,9 +60,10 @@ def read_parts(options: TaskOptions, read: Callable[[str], R], seed: int) -> dic
     if options.eval_data is None:
         parts = dict(zip(("train", "evaluation"), _split(rows, options.eval_fraction, seed), strict=True))
     else:
-        parts = {"train": _whole(rows), "evaluation": _whole(read(options.eval_data))}
-    if options.test_data is not None:
-        parts["test"] = _whole(read(options.test_data))
+        parts = {"train": _whole(rows)}
+    for name, source in options.held_out.items():
+        with naming(name):
+            parts[name] = _whole(read(source))
     return parts
 
 

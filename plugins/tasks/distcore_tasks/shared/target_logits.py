@@ -5,7 +5,6 @@ Similar to ``logits_to_keep`` of transformers, which selects the same positions 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from distcore import Dataset, Datasets
@@ -55,7 +54,7 @@ def select_logits(model: nn.Module, data: Datasets) -> Datasets:
 
     whole.register_forward_pre_hook(enter, with_kwargs=True)
     whole.base_model.register_forward_hook(leave)
-    return _with_targets(data)
+    return data.mapped(_told) or data
 
 
 def at_targets(hidden: Tensor, targets: Tensor) -> Tensor:
@@ -69,12 +68,6 @@ def logits_of_tokens(logits: Tensor, mask: Tensor) -> Tensor:
     ``logits`` are ``(n, longest, outputs)`` or, from layers that return tokens only, ``(1, tokens, outputs)``.
     """
     return logits[mask.bool()] if logits.shape[:2] == mask.shape else logits[0]
-
-
-def _with_targets(data: Datasets) -> Datasets:
-    train, evaluation = _told(data.train), _told(data.evaluation)
-    test = evaluation if data.test is data.evaluation else _told(data.test)
-    return replace(data, train=train, evaluation=evaluation, test=test)
 
 
 def _told(dataset: Dataset) -> Dataset:

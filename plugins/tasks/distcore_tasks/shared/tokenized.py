@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distcore import Dataset, Datasets
+from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 
 GENERATED = 64
@@ -62,14 +63,19 @@ def count_tokens(tokenizer: Any) -> int:
 
 
 def with_rows(kind: type[D], sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> D:
-    """Return ``sets``, datasets by name, as a ``kind``. Without ``test`` the evaluation rows serve as test rows."""
-    return kind(
-        train=sets["train"],
-        evaluation=sets["evaluation"],
-        test=sets.get("test", sets["evaluation"]),
-        tokenizer=tokenizer,
-        **others,
-    )
+    """Return ``sets``, datasets by name, as a ``kind``."""
+    return kind(**by_field(sets), tokenizer=tokenizer, **others)
+
+
+def by_field(sets: Mapping[str, Dataset]) -> dict[str, Any]:
+    """Return datasets by name as the fields of ``Datasets``. Without ``test`` the evaluation rows serve as test rows.
+
+    Of several evaluation sets these are the rows of the first.
+    """
+    several = {name.removeprefix(EVALUATION): rows for name, rows in sets.items() if name.startswith(EVALUATION)}
+    evaluation = next(iter(several.values())) if several else sets["evaluation"]
+    test = sets.get("test", evaluation)
+    return {"train": sets["train"], "evaluation": evaluation, "test": test, "evaluations": several}
 
 
 def empty_datasets(

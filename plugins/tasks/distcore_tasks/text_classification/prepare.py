@@ -104,13 +104,13 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     # A vocabulary must not see the evaluation rows.
     tokenizer = make_tokenizer(options, parts["train"].texts, parts["train"].seconds)
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
-    held_out = options.eval_data is not None
+    judged = next(part.labels for name, part in parts.items() if name.startswith("evaluation"))
     return tokenizer, {
         "labels": labels,
         "type_pad": tokenizer.pad_token_type_id,
         "facts": facts,
         "sources": source_bounds(options, lambda source: _rows(source, options), parts["train"].numbers),
-        "warnings": list(problem.warnings(rows, parts["evaluation"].labels, classes, held_out)),
+        "warnings": list(problem.warnings(rows, judged, classes, options.eval_data is not None)),
     }
 
 
@@ -146,12 +146,12 @@ def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[
 def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` filled."""
     labels, facts = _class_labels(tuple(entry.record["labels"]), options), entry.facts
-    sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
     padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
-    names = {name: source_label(sources[name], options) for name in facts}
+    names = {name: source_label(options.sources[name], options) for name in facts}
     classes = tuple(str(label) for label in labels)
     # The record names the option, not the file: the next run may have another file with the same content.
-    warnings = [f"{rows_name(getattr(options, source), options)}: {line}" for source, line in entry.record["warnings"]]
+    named = {"data": options.data, "eval_data": next(iter(options.held_out.values()), "")}
+    warnings = [f"{rows_name(named[source], options)}: {line}" for source, line in entry.record["warnings"]]
     rows = {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()}
     return with_rows(
         TextDatasets,

@@ -53,8 +53,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
     labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
     classes = tuple(map(str, labels))
-    sources = {"train": options.data, "evaluation": options.eval_data or options.data, "test": str(options.test_data)}
-    rows = {name: open_tagged(entry.folder / name, pad, source_label(sources[name], options)) for name in facts}
+    rows = {name: open_tagged(entry.folder / name, pad, source_label(options.sources[name], options)) for name in facts}
     return with_rows(
         TagDatasets,
         rows | {"train": in_order(rows["train"], options, entry.sources)},

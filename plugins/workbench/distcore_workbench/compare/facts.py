@@ -16,6 +16,7 @@ from distcore.files import strict_json
 from distcore_workbench.compare.comparison_rows import Row
 from distcore_workbench.compare.distance import Distance
 from distcore_workbench.compare.runs import Failed, Timing
+from distcore_workbench.report.side_by_side import reached
 
 Facts = dict[str, Any]
 """JSON values by name."""
@@ -59,7 +60,7 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
         "reference": reference,
         "warm_up_steps": warm_up,
         "job": dict(base.row.job),
-        "metrics": list(base.row.metrics),
+        "metrics": _names(base),
         "rows": [_row_facts(entry, base, warm_up) for entry in entries],
     }
     return dict(json.loads(strict_json(facts)))  # table and page get exactly what compare.json says
@@ -91,11 +92,17 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
         **_step_quantiles(entry.timings, warm_up),
         "communication_seconds": communication(entry.profile),
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
-        "metrics": {name: report["evaluation"].get(name) for name in row.metrics},
+        "metrics": {name: reached(report).get(name) for name in _names(base)},
         "distance": asdict(entry.distance) if entry.distance else None,
         "distance_between_rounds": asdict(entry.repeat) if entry.repeat else None,
         "rounds": rounds,
     }
+
+
+def _names(base: Entry) -> list[str]:
+    """Return the names of the metrics, also those of each evaluation set."""
+    sets = base.timings[0].report.get("evaluations", {}) if base.timings else {}
+    return [*base.row.metrics, *(f"{name}/{metric}" for name in sets for metric in base.row.metrics)]
 
 
 def _round_facts(timing: Timing, warm_up: int) -> Facts:

@@ -174,7 +174,8 @@ def _values(line: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 def _compared_with(name: str) -> str | None:
     """Return the metric that ``name`` is a baseline of."""
-    return next((name.removeprefix(start) for start in BASELINES if name.startswith(start)), None)
+    of, slash, last = name.rpartition("/")
+    return next((f"{of}{slash}{last.removeprefix(start)}" for start in BASELINES if last.startswith(start)), None)
 
 
 def _baselines(name: str, values: Mapping[int, float], runs: int) -> list[Baseline]:

@@ -66,10 +66,13 @@ def content_of(folders: Sequence[Path]) -> Content:
 
 
 def evaluation_data(run: RunFolder) -> Mapping[str, Any]:
-    """Return the facts of the evaluation data in the report; empty if the run is not finished."""
+    """Return the facts of the evaluation data in the report, of sets by ``NAME/``; empty if the run is not finished."""
     data = run.report.get("data")
     facts = data.get("evaluation") if isinstance(data, Mapping) else None
-    return facts if isinstance(facts, Mapping) else {}
+    if not isinstance(data, Mapping) or isinstance(facts, Mapping):
+        return facts if isinstance(facts, Mapping) else {}
+    sets = {name: data.get(f"evaluation.{name}", {}) for name in run.report.get("evaluations", {})}
+    return {f"{name}/{key}": value for name, one in sets.items() for key, value in one.items()}
 
 
 def _about(runs: Sequence[RunFolder]) -> Iterator[str]:

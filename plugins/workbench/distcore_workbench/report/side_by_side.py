@@ -30,7 +30,7 @@ COUNTS = ("evaluated", "unique", "dataset_size")
 def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
     """Return the runs as JSON values: the content of compare.json. ``command`` is the command line."""
     names = names_of([one.folder for one in runs])
-    directions = {name: way for one in runs for name, way in one.report.get("metrics", {}).items()}
+    directions: dict[str, str | None] = {name: way for one in runs for name, way in named_metrics(one.report).items()}
     if not directions:  # of a task that declares none, or of an earlier version
         directions = dict.fromkeys(name for one in runs for name in _metrics(one))
     values = [one.values for one in runs]
@@ -45,6 +45,20 @@ def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
         "notes": list(_notes(names, runs)),
     }
     return dict(json.loads(strict_json(facts)))
+
+
+def named_metrics(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return the declared metrics in a report with their direction, those of evaluation sets too: ``hard/loss``."""
+    declared: dict[str, str] = report.get("metrics", {})
+    sets = report.get("evaluations", {})
+    return declared | {f"{name}/{metric}": way for name in sets for metric, way in declared.items()}
+
+
+def reached(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the final test, and of the last evaluation of each evaluation set."""
+    sets = report.get("evaluations", {}).items()
+    of_sets = {f"{name}/{metric}": value for name, one in sets for metric, value in one.items() if metric not in COUNTS}
+    return {**report.get("evaluation", {}), **of_sets}
 
 
 def headings(facts: Facts) -> list[str]:
@@ -98,27 +112,26 @@ def _setting(key: str, run: Facts) -> str:
 
 
 def _run_facts(name: str, one: RunFolder, metrics: Mapping[str, object], differing: Sequence[str]) -> Facts:
-    peak, reached, values = one.report.get("peak_memory_bytes"), _metrics(one), one.values
+    peak, values, config = one.report.get("peak_memory_bytes"), _metrics(one), one.values
     speed = one.report.get("samples_per_second") or None  # 0 where a finished run was resumed: no step was made
     return {
         "name": name,
         "folder": str(one.folder),
         "finished": bool(one.report),
-        "metrics": {metric: reached.get(metric) for metric in metrics},
+        "metrics": {metric: values.get(metric) for metric in metrics},
         **{key: one.report.get(key) for key in ("steps", "world_size")},
         "samples_per_second": speed,
         "train_seconds": one.report.get("train_seconds") if speed else None,
         "peak_memory_mib": peak / 2**20 if peak else None,
-        "differs": {key: values.get(key) for key in differing},
+        "differs": {key: config.get(key) for key in differing},
     }
 
 
 def _metrics(one: RunFolder) -> dict[str, float]:
-    """Return the finite numbers of the final test."""
-    tested = one.report.get("evaluation", {})
+    """Return the finite numbers of the final test, and of evaluation sets."""
     return {
         name: value
-        for name, value in tested.items()
+        for name, value in reached(one.report).items()
         if isinstance(value, float | int) and math.isfinite(value) and name not in COUNTS
     }
 

@@ -55,6 +55,16 @@ def test_what_differs_comes_first_then_metrics_with_the_best_marked_then_speed(
     ]
 
 
+def test_each_evaluation_set_has_columns_of_its_own(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Path("runs/fast/report.json")
+    sets = {"evaluations": {"hard": {"loss": 0.75, "accuracy": 0.5, "dataset_size": 9}}}
+    report.write_text(json.dumps(json.loads(report.read_text()) | sets))
+    heading, slow, fast = lines_of(capsys, "runs/slow", "runs/fast")
+    assert "accuracy ↑ hard/loss ↓ hard/accuracy ↑ samples/s" in heading
+    assert "0.8000 * n/a n/a 102.4" in slow
+    assert "0.7500 0.7500 0.5000 102.4" in fast
+
+
 def test_figures_of_a_part_of_a_run_are_named_as_such(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = Path("runs/fast/report.json")
     report.write_text(json.dumps(json.loads(report.read_text()) | {"measured_since": 4}))

@@ -171,6 +171,14 @@ def test_a_constant_is_a_line_in_the_plot_of_its_metric() -> None:
     assert f1.baselines == tuple(lookups)
 
 
+def test_each_evaluation_set_has_charts_with_constants_of_its_own() -> None:
+    lines = [{"step": 1, "eval/hard/accuracy": 0.5, "eval/hard/majority_accuracy": 0.25, "eval/easy/accuracy": 0.75}]
+    hard, easy = charts_of([lines], [{"easy/lookup_accuracy": 0.5, "easy/rows": 9}])
+    assert (hard.title, easy.title) == ("hard/accuracy", "easy/accuracy")
+    assert hard.baselines == (Baseline(name="hard/majority accuracy", run=None, value=0.25),)
+    assert easy.baselines == (Baseline(name="easy/lookup accuracy", run=None, value=0.5),)
+
+
 def test_training_time_is_samples_by_speed_and_evaluations_lie_between() -> None:
     lines: list[dict[str, Any]] = [
         {"step": 1, "samples": 100, "train/samples_per_second": 50.0},

@@ -10,6 +10,7 @@ import numpy as np
 from distcore import DataError, nearest
 from distcore_data import describe_value
 from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.sources import naming
 from distcore_tasks.shared.splits import split_rows
 
 
@@ -122,10 +123,11 @@ def split_parts(
         yield "evaluation", rows, evaluation, labels[evaluation]
     else:
         yield "train", rows, np.arange(len(rows)), labels
-    for name, source in (("evaluation", options.eval_data), ("test", options.test_data)):
-        if source is not None:
+    for name, source in options.held_out.items():
+        with naming(name):
             others = read(source)
-            yield name, others, np.arange(len(others)), encode(others)
+            labels = encode(others)
+        yield name, others, np.arange(len(others)), labels
 
 
 def _strata(labels: np.ndarray) -> np.ndarray:
