@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import RankInfo, RunConfig, World, hookimpl, train
+from distcore import DistcoreError, RankInfo, RunConfig, hookimpl, train
 from distcore.testing.problem import Problem
-from distcore_workbench.watchdog import Watchdog
+from distcore_workbench.watchdog.watch import Signs, Watch
+from distcore_workbench.watchdog.watchdog import Watchdog, _Counting
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -68,13 +71,37 @@ def test_zero_switches_it_off(
     assert alarms(caplog) == []
 
 
+def test_auto_learns_the_limit_from_the_longest_stay() -> None:
+    signs = Signs(step=4, start=4)
+    watch = Watch("auto", signs, RankInfo(), Path("hangs"), thread=threading.get_ident())
+    now = time.monotonic()
+    for step, seconds, limit in ((4, 0, 120), (5, 50, 120), (6, 60, 120), (7, 69, 100), (8, 70, 100), (9, 90, 200)):
+        signs.step = step
+        watch._note(now + seconds)
+        assert watch._limit_now() == limit
+    fast = Watch("auto", Signs(step=3), RankInfo(), Path("hangs"), thread=0)
+    assert fast._limit_now() == 60
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"), [(-1, r"extensions.watchdog.limit = -1\S*: must be 0"), ("soon", r"limit = 'soon': .*'auto'")]
+)
+def test_a_limit_that_is_none_is_refused(limit: object, says: str) -> None:
+    assert Watchdog().limit == 120
+    with pytest.raises(DistcoreError, match=says):
+        train(RunConfig.model_validate({"lr": 0.1, "extensions": {"watchdog": {"limit": limit}}}), Problem())
+
+
+def test_a_sampler_that_is_counted_comes_back_alone_from_a_pickle() -> None:
+    signs = Signs()
+    sampler = _Counting(range, signs)  # type: ignore[arg-type]
+    assert list(sampler(2, 5)) == [2, 3, 4]  # type: ignore[comparison-overlap]
+    assert signs.batches == 1
+    assert pickle.loads(pickle.dumps(sampler)) is range
+
+
 def test_the_watchdog_names_machine_address_and_likely_cause() -> None:
     far = RankInfo(rank=1, size=2, launcher="slurm", master_addr="127.0.0.1", master_port=29500)
-    watchdog = Watchdog(limit=0)
-    waiting = watchdog.setup(rank_info=far)
-    next(waiting)
-    with pytest.raises(StopIteration):
-        waiting.send(World(rank=1, size=2, local_rank=0, device="cpu"))  # type: ignore[arg-type]
-    line = watchdog._describe(sys._getframe())
+    line = Watch(120, Signs(), far, Path("hangs"), thread=0)._alone(sys._getframe())
     assert f"watchdog: rank 1 on {socket.gethostname()} (127.0.0.1; rank 0 at 127.0.0.1:29500) has been in " in line
     assert "another rank, its machine or the link to it does not answer" in line

@@ -1,0 +1,1 @@
+"""The extension ``watchdog``: which rank stands still, and what it does instead of what the others wait for."""

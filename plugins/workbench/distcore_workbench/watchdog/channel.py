@@ -1,0 +1,128 @@
+"""Questions and answers of ranks beside their process group, by the store of their launcher or of rank 0."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from distcore import RankInfo
+from distcore_workbench.watchdog.situation import Situation, process
+
+T = TypeVar("T")
+ROOT = "distcore-watchdog"
+"""Begins the keys. Questions have numbers, so that those of an earlier attempt in the same store are not heard."""
+PATIENCE = 5.0
+"""Seconds that the store may take."""
+GRACE = 4.0
+"""Seconds that ranks have for their answers, beside the pause between two looks."""
+POLL = 0.2
+
+
+class SilentStoreError(Exception):
+    """The store does not answer, or has gone."""
+
+
+class Channel:
+    """A connection of its own to the store: that of the process group may be in use by a rank that waits.
+
+    A thread of its own, too: a store whose process is stopped never answers.
+    """
+
+    def __init__(self, rank_info: RankInfo) -> None:
+        """Connect. Raises SilentStoreError."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in every build of torch
+
+        self._info = rank_info
+        self._actions: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="distcore-watchdog-store", daemon=True).start()
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        patience = timedelta(seconds=PATIENCE)
+        self._store: TCPStore = self._do(
+            lambda: TCPStore(*where, is_master=False, timeout=patience, wait_for_workers=False)
+        )
+        self._heard = self._count(f"{ROOT}/asked", 0)
+        self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", process()))
+
+    def heard(self) -> int | None:
+        """Return the number of a question that this rank has not heard yet."""
+        asked = self._count(f"{ROOT}/asked", 0)
+        if asked == self._heard:
+            return None
+        self._heard = asked
+        return asked
+
+    def answer(self, number: int, situation: Situation) -> None:
+        """Answer a question."""
+        self._do(lambda: self._store.set(f"{ROOT}/{number}/{situation.rank}", situation.dumps()))
+
+    def ask(self) -> int | None:
+        """Ask all ranks where they are; return the number of the question, ``None`` if another rank asks already."""
+        number = self._heard + 1
+        if self._count(f"{ROOT}/asker-{number}", 1) > 1:
+            return None
+        self._heard = self._count(f"{ROOT}/asked", 1)
+        return self._heard
+
+    def answers(self, number: int, pause: float) -> dict[int, Situation]:
+        """Wait for the answers of the other ranks, which look every ``pause`` seconds; return those that came."""
+        keys = {rank: f"{ROOT}/{number}/{rank}" for rank in range(self._info.size) if rank != self._info.rank}
+        deadline = time.monotonic() + GRACE + pause
+        while not self._has(keys.values()) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        came = [rank for rank, key in keys.items() if self._has([key])]
+        texts = self._do(lambda: self._store.multi_get([keys[rank] for rank in came])) if came else []
+        return {rank: Situation.loads(text) for rank, text in zip(came, texts, strict=True)}
+
+    def process_of(self, rank: int) -> str:
+        """Return machine and number of a rank's process; empty if it has not told."""
+        key = f"{ROOT}/process-{rank}"
+        return self._do(lambda: self._store.get(key)).decode() if self._has([key]) else ""
+
+    def _has(self, keys: Collection[str]) -> bool:
+        return self._do(lambda: self._store.check(list(keys)))
+
+    def _count(self, key: str, add: int) -> int:
+        return self._do(lambda: self._store.add(key, add))
+
+    def _do(self, action: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+        self._actions.put((future, action))
+        try:
+            return future.result(PATIENCE)
+        except (TimeoutError, RuntimeError, OSError) as error:  # torch's DistStoreError is a RuntimeError
+            raise SilentStoreError(f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """End the thread."""
+        self._actions.put(None)
+
+    def _serve(self) -> None:
+        while (taken := self._actions.get()) is not None:
+            future, action = taken
+            try:
+                future.set_result(action())
+            except Exception as error:  # the thread that asked sees it
+                future.set_exception(error)
+
+
+def open_channel(rank_info: RankInfo) -> Channel | None:
+    """Connect the watchdogs of the ranks; ``None`` for a single rank, and where no store stays open."""
+    if rank_info.size < 2 or not (is_of_launcher() or (dist.is_available() and dist.is_initialized())):
+        return None
+    try:
+        return Channel(rank_info)
+    except (SilentStoreError, KeyError, ValueError):  # a group that the program made may have another kind of store
+        return None
+
+
+def is_of_launcher() -> bool:
+    """Return whether a launcher's process holds the store, which outlives the ranks; else rank 0's does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,0 +1,180 @@
+"""The thread of the watchdog: how long a rank has stood still, its alarm, and its answers to the alarms of others."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from distcore import RankInfo
+from distcore.jobs import where
+from distcore_workbench.watchdog.channel import Channel, SilentStoreError, is_of_launcher, open_channel
+from distcore_workbench.watchdog.situation import (
+    EVALUATES,
+    Situation,
+    frame_of,
+    look,
+    name_of,
+    rows_of,
+    stuck_in,
+    write_stacks,
+)
+from distcore_workbench.watchdog.verdict import verdict
+
+log = logging.getLogger("distcore")
+CHECKS_PER_LIMIT = 8
+"""How often the watchdog looks at the rank in ``limit`` seconds: an alarm is late by at most ``limit / 8`` seconds."""
+PAUSE, MANY = 1.0, 1000
+"""Most seconds between two looks where ranks ask each other, for so many ranks; of more ranks, longer in proportion."""
+FIRST, FLOOR, FACTOR, FEW = 120.0, 60.0, 10, 3
+"""The limit ``auto``: in the first steps, at least, as a multiple of the longest stay, and how many the first are."""
+ROWS_SHOWN = 8
+"""Row numbers in a message."""
+_LIKELY = "; likely another rank, its machine or the link to it does not answer: the run ends after config key timeout"
+
+
+@dataclass
+class Signs:
+    """Signs of progress, which the run's own thread leaves."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    start: int = 0
+    """Those before this attempt."""
+    batches: int = 0
+    """Steps of training and evaluation whose rows were asked for."""
+
+
+class Watch:
+    """Looks at the thread of the run."""
+
+    def __init__(
+        self, limit: float | Literal["auto"], signs: Signs, rank_info: RankInfo, folder: Path, thread: int
+    ) -> None:
+        """``folder`` is for stacks, ``thread`` the run's."""
+        self._limit, self._signs, self._info, self._folder, self._thread = limit, signs, rank_info, folder, thread
+        self._channel: Channel | None = None
+        self._mark: object = None
+        self._since = time.monotonic()
+        self._longest = 0.0
+        self._is_told = self._has_lost = False
+
+    def connect(self) -> None:
+        """Connect to the watchdogs of the other ranks, once all have joined."""
+        self._channel = open_channel(self._info)
+
+    def run(self, over: threading.Event) -> None:
+        """Look until the run is over."""
+        last = time.monotonic()
+        while not over.wait(pause := self._pause()):
+            now = time.monotonic()
+            late = now - last - pause
+            if late > max(1.0, pause):  # this process was stopped, and so was the thread of the run
+                self._since += late
+            last = now
+            self._note(now)
+            try:
+                self._answer()
+                self._raise_alarm()
+            except SilentStoreError:
+                self._lose()
+            last += time.monotonic() - now  # answers take time
+        self._disconnect()
+
+    def _note(self, now: float) -> None:
+        """Compare the place of the run with that of the last look."""
+        stuck = stuck_in(frame_of(self._thread))
+        # The frame by its id: one that is kept here would keep the run's tensors alive.
+        mark = (self._signs.step, self._signs.batches, id(stuck), stuck.f_code if stuck else None)
+        if mark == self._mark:
+            return
+        if self._signs.step > self._signs.start + 1:  # the first step starts much that later ones have
+            self._longest = max(self._longest, now - self._since)
+        self._mark, self._since, self._is_told = mark, now, False
+
+    def _limit_now(self) -> float:
+        if self._limit != "auto":
+            return self._limit
+        has_learned = self._signs.step >= self._signs.start + FEW
+        return max(FLOOR, FACTOR * self._longest) if has_learned else FIRST
+
+    def _pause(self) -> float:
+        pause = self._limit_now() / CHECKS_PER_LIMIT
+        return min(pause, PAUSE * max(1.0, self._info.size / MANY)) if self._info.size > 1 else pause
+
+    def _disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _lose(self) -> None:
+        self._disconnect()
+        self._has_lost = True
+
+    def _answer(self) -> None:
+        """Answer the alarm of another rank, if there is a new one."""
+        if self._channel is not None and (number := self._channel.heard()) is not None:
+            self._is_told = True
+            self._channel.answer(number, self._look())
+
+    def _look(self) -> Situation:
+        """Return the place of this rank, and add its stacks to the run folder, which may be what does not answer."""
+        here = look(self._thread, self._info.rank, self._signs.step + 1, time.monotonic() - self._since)
+        threading.Thread(target=self._write, args=(here,), name="distcore-watchdog-stacks", daemon=True).start()
+        return here
+
+    def _write(self, here: Situation) -> None:
+        with contextlib.suppress(OSError):
+            write_stacks(self._folder / f"rank-{self._info.rank}.txt", here, self._thread)
+
+    def _raise_alarm(self) -> None:
+        """If this rank has been in one hook, or in one pass over rows, for longer than the limit, say so, once."""
+        stuck = stuck_in(frame_of(self._thread))
+        if stuck is None or self._is_told or time.monotonic() - self._since < self._limit_now():
+            return
+        if self._has_lost and self._channel is None:  # perhaps this process was stopped, and not the store
+            self.connect()
+        try:
+            self._is_told = self._channel is None or self._name_the_missing(self._channel, stuck)
+        except SilentStoreError:
+            self._lose()
+            self._is_told = True
+        if self._channel is None and not (stuck.f_code is EVALUATES and look(self._thread, 0, 0, 0.0).moves):
+            log.error("%s", self._alone(stuck))
+
+    def _name_the_missing(self, channel: Channel, stuck: FrameType) -> bool:
+        """Ask all ranks where they are, and name the one that is missing.
+
+        Returns False if another rank asks already, or this one went on in the meantime.
+        """
+        number, mark = channel.ask(), self._mark
+        if number is None:
+            return False
+        here = self._look()
+        ranks = {here.rank: here, **channel.answers(number, self._pause())}
+        self._note(time.monotonic())
+        if self._mark != mark:  # ranks did not answer at the same moment, so nothing follows from what they said
+            return False
+        silent = set(range(self._info.size)) - ranks.keys()
+        if line := verdict(dict(sorted(ranks.items())), silent, channel.process_of):
+            log.error("%s", f"watchdog: {line}; stacks in {self._folder}")
+        elif not all(one.moves for one in ranks.values()):
+            log.error("%s", self._alone(stuck))
+        return True
+
+    def _alone(self, stuck: FrameType) -> str:
+        """Return the line of a rank that cannot ask the others."""
+        machine, rows = where(self._info), rows_of(stuck)
+        rank = f"{self._info.rank} on {machine}" if machine else str(self._info.rank)
+        shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (", …" if len(rows) > ROWS_SHOWN else "")
+        of_rows = f" on rows {shown}" if rows else ""
+        since = f"for {self._limit_now():g} s, in step {self._signs.step + 1}"
+        likely = _LIKELY if machine else ""
+        if self._has_lost and self._channel is None and not is_of_launcher():
+            likely = "; rank 0 does not answer: it holds the store of the ranks, which does not answer either"
+        return f"watchdog: rank {rank} has been in {name_of(stuck)} {since}{of_rows}{likely}"
