@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from distcore import DataError, nearest
+from distcore_data.bad_rows import good_rows
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
@@ -38,15 +39,15 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A row of a tar file is the
     members of one key. A class of an Arrow file or a split is its name if there are names. Raises DataError for an
     unusable source, at the latest when the record is read. The message names the source and, if known, the row, counted
-    from 1 without a header. Memory holds a whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow
-    file or a split, or one row of the others.
+    from 1 without a header; bad rows are passed over inside ``skipping``. Memory holds a
+    whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow file or a split, or one row of others.
     """
     check_source(source)
     if isinstance(source, Filtered):
         return _kept(source, columns)
     if isinstance(source, Split):
         return read_arrow_files(source_name(source), source.files, columns)
-    return chain.from_iterable(map(partial(read_rows, columns=columns), files_of(source)))
+    return good_rows(chain.from_iterable(map(partial(read_rows, columns=columns), files_of(source))))
 
 
 def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:

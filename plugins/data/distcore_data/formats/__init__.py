@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distcore_data.formats.arrow_rows import read_arrow_file, read_parquet
-from distcore_data.formats.columns import Columns, Record
+from distcore_data.formats.columns import Columns, Record, RowError
 from distcore_data.formats.csv_rows import read_csv
 from distcore_data.formats.json_rows import read_json, read_jsonl
 from distcore_data.formats.litdata import is_litdata, litdata_files, read_litdata
@@ -17,7 +17,7 @@ from distcore_data.formats.row_shards import INDEX
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
 
-Reader = Callable[[Path, Columns], Iterator[Record]]
+Reader = Callable[[Path, Columns], Iterator[Record | RowError]]
 
 
 class Folder(NamedTuple):
@@ -59,7 +59,7 @@ def format_of(path: Path) -> str:
     return extension(path)
 
 
-def read_rows(path: Path, columns: Columns) -> Iterator[Record]:
-    """Yield the rows of a file or a folder."""
+def read_rows(path: Path, columns: Columns) -> Iterator[Record | RowError]:
+    """Yield the rows of a file or a folder; the error in the place of a row that cannot be read or lacks a column."""
     name = format_of(path)
     return FOLDERS[name].read(path, columns) if name in FOLDERS else READERS[name](path, columns)

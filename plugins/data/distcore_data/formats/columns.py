@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from distcore import DataError, nearest
 
@@ -13,9 +13,21 @@ Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
 
 
-def row_error(name: str, number: int, problem: str) -> DataError:
+class RowError(DataError):
+    """The error of one row. A reader that yields it, rather than raising it, goes on after it."""
+
+
+def row_error(name: str, number: int, problem: str) -> RowError:
     """Return the error for row ``number``, counted from 1, of the source ``name``."""
-    return DataError(f"{name}, row {number}: {problem}")
+    return RowError(f"{name}, row {number}: {problem}")
+
+
+def tried(read: Callable[[], Record]) -> Record | RowError:
+    """Return the row that ``read`` returns, or its error."""
+    try:
+        return read()
+    except RowError as error:
+        return error
 
 
 def describe_value(value: object) -> str:

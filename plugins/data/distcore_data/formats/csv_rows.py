@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, position, row_error
+from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
 from distcore_data.formats.opening import text_lines
 
 DELIMITERS = ",;\t"
 """Delimiters of a CSV file; the first that fits is taken."""
 
 
-def read_csv(path: Path, columns: Columns) -> Iterator[Record]:
+def read_csv(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a CSV file, as strings."""
     csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
     lines = _csv_lines(path, _delimiter(path, columns))
@@ -25,8 +25,9 @@ def read_csv(path: Path, columns: Columns) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         if len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
-            raise row_error(f"data file {path}", number, problem)
-        yield tuple(line[place] for place in positions)
+            yield row_error(f"data file {path}", number, problem)
+        else:
+            yield tuple(line[place] for place in positions)
 
 
 def _delimiter(path: Path, columns: Columns) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from distcore import DataError
 from distcore.files import unique_json
-from distcore_data.formats.columns import Columns, Record, as_list, describe_value, record
+from distcore_data.formats.columns import Columns, Record, RowError, as_list, describe_value, record, tried
 from distcore_data.formats.opening import text_lines
 
 
-def read_json(path: Path, columns: Columns) -> Iterator[Record]:
+def read_json(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a file that is one list, or has a row per line."""
     if _has_a_row_per_line(path):
         return read_jsonl(path, columns)
@@ -21,7 +22,8 @@ def read_json(path: Path, columns: Columns) -> Iterator[Record]:
         tree = [tree]  # a file of one line
     if not isinstance(tree, list):
         raise DataError(f"data file {path}: expected a list of {as_list(columns)} rows, found {describe_value(tree)}")
-    return (record(f"data file {path}", number, row, columns) for number, row in enumerate(tree, 1))
+    name = f"data file {path}"
+    return (tried(partial(record, name, number, row, columns)) for number, row in enumerate(tree, 1))
 
 
 def _has_a_row_per_line(path: Path) -> bool:
@@ -34,13 +36,17 @@ def _has_a_row_per_line(path: Path) -> bool:
         return False
 
 
-def read_jsonl(path: Path, columns: Columns) -> Iterator[Record]:
+def read_jsonl(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of JSON lines."""
-    number = 0
-    for line_number, line in enumerate(text_lines(path, "\n"), 1):
+    name, number = f"data file {path}", 0
+
+    def row() -> Record:
+        return record(name, number, _parse(path, line.removesuffix("\n"), line_number), columns)
+
+    for line_number, line in enumerate(text_lines(path, "\n"), 1):  # noqa: B007  # row() reads both
         if line.strip():
             number += 1
-            yield record(f"data file {path}", number, _parse(path, line.removesuffix("\n"), line_number), columns)
+            yield tried(row)
 
 
 def _parse(path: Path, text: str, line: int) -> object:
@@ -48,6 +54,6 @@ def _parse(path: Path, text: str, line: int) -> object:
         return unique_json(text)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise DataError(f"data file {path}, {where}: not valid JSON: {error.msg}") from None
+        raise RowError(f"data file {path}, {where}: not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"data file {path}, line {line}: not usable JSON: {error}") from None
+        raise RowError(f"data file {path}, line {line}: not usable JSON: {error}") from None

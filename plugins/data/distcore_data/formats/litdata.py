@@ -10,7 +10,7 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records
-from distcore_data.formats.columns import Columns, Record, position, record, row_error
+from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error
 from distcore_data.formats.opening import need_pyarrow, reason
 from distcore_data.formats.row_shards import (
     AGAIN,
@@ -51,7 +51,7 @@ def litdata_files(folder: Path) -> list[Path]:
     return [chunk.path for chunk in _opened(folder)[0]]
 
 
-def read_litdata(folder: Path, columns: Columns) -> Iterator[Record]:
+def read_litdata(folder: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a folder, chunk by chunk as its index lists them."""
     chunks, config = _opened(folder)
     for chunk in chunks:
@@ -117,7 +117,7 @@ def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record]:
         raise row_error(name, rows, f"the chunk has {rows} rows, {INDEX} says {chunk.rows}; {AGAIN}")
 
 
-def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record]:
+def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a chunk of values: an object with columns, or a list."""
     name, kinds = f"data file {chunk.path}", config["data_format"]
     names = _names(name, config["data_spec"], len(kinds))
@@ -130,8 +130,9 @@ def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterato
             values = zip(fields, row_values(content, [None] * len(fields)), strict=True)
             row = {field: decode[field](value) for field, value in values if field in decode}
         except (ValueError, struct.error) as error:
-            raise row_error(name, number, reason(error)) from None
-        yield record(name, number, list(row.values()) if names is None else row, columns)
+            yield row_error(name, number, reason(error))
+        else:
+            yield record(name, number, list(row.values()) if names is None else row, columns)
 
 
 def _names(name: str, spec: str, count: int) -> list[str] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, position, record, row_error
+from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error
 from distcore_data.formats.opening import reason
 from distcore_data.formats.row_shards import INDEX, Shard, check_shards, decoders, read_index, row_values, shard_rows
 
@@ -47,7 +47,7 @@ def mds_files(folder: Path) -> list[Path]:
     return [shard.path for shard, _ in _shards(folder)]
 
 
-def read_mds(folder: Path, columns: Columns) -> Iterator[Record]:
+def read_mds(folder: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a folder, shard by shard as its index lists them."""
     for shard, entry in _shards(folder):
         name = f"data file {shard.path}"
@@ -60,8 +60,9 @@ def read_mds(folder: Path, columns: Columns) -> Iterator[Record]:
                 values = zip(names, row_values(content, entry["column_sizes"]), strict=True)
                 row = {column: decode[column](value) for column, value in values if column in wanted}
             except (ValueError, struct.error) as error:
-                raise row_error(name, number, reason(error)) from None
-            yield record(name, number, row, columns)
+                yield row_error(name, number, reason(error))
+            else:
+                yield record(name, number, row, columns)
 
 
 def _shards(folder: Path) -> list[tuple[Shard, dict[str, Any]]]:

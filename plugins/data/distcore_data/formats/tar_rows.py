@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data.formats.columns import NOTHING, Columns, Record, inside, record, row_error
+from distcore_data.formats.columns import NOTHING, Columns, Record, RowError, inside, record, row_error, tried
 from distcore_data.formats.opening import BROKEN, open_bytes, reason
 from distcore_data.formats.tar_members import tar_members
 
@@ -25,16 +25,21 @@ KEY = "__key__"
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
 
 
-def read_tar(path: Path, columns: Columns) -> Iterator[Record]:
+def read_tar(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a tar file. A column is a member's extension, or a key in the member ``KEY.json``."""
     name, known = f"data file {path}", list[str]()
-    for number, (key, members) in enumerate(_rows(path, name, columns), 1):
+
+    def read() -> Record:
         row = _columns(name, number, key, members)
         for column in columns.values():
             if inside(row, column.split(".")) is NOTHING and column not in row and column in known:
                 raise row_error(name, number, f"{key} has no member or JSON key {column!r}, which the rows before have")
-        yield record(name, number, row, columns)
-        known = known or list(row)
+        taken = record(name, number, row, columns)
+        known.extend(() if known else row)
+        return taken
+
+    for number, (key, members) in enumerate(_rows(path, name, columns), 1):  # noqa: B007  # read() reads all three
+        yield tried(read)
 
 
 def _rows(path: Path, name: str, columns: Columns) -> Iterator[tuple[str, dict[str, bytes | None]]]:

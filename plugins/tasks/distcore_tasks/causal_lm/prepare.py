@@ -125,7 +125,7 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
         facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts}
         | _source(entry, options),
         warnings=(*data_warnings(options), *_warnings(facts, options)),
-        **entry.tokens,
+        **entry.fields,
     )
 
 

@@ -180,7 +180,7 @@ class CausalLM(SelectsLogits, CausalOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer's files to ``folder``, next to the weights."""
-        tokenized(data).save_tokenizer(folder)
+        tokenized(data).save_files(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""

@@ -73,7 +73,7 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
             *_untrained_size(options),
         ),
         group=group,
-        **entry.tokens,
+        **entry.fields,
     )
 
 

@@ -125,7 +125,7 @@ class Embedding(EmbeddingOptions):
         from distcore_tasks.shared.pretrained import set_length
         from distcore_tasks.shared.tokenized import tokenized
 
-        tokenized(data).save_tokenizer(folder)
+        tokenized(data).save_files(folder)
         set_length(folder, self.max_seq_len)
         write_modules(folder, self.pools, hidden_size(self), self.max_seq_len)
 

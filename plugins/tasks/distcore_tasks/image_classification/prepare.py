@@ -49,6 +49,10 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     Decodes every image once, to check it. The cache remembers the result.
     """
     check_filter(options)
+    if options.skip_bad_rows:
+        raise ConfigError(
+            f"skip_bad_rows = {options.skip_bad_rows}: images that cannot be read are refused; leave it out"
+        )
     if options.data in options.embedded:
         say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)

@@ -58,7 +58,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *_warnings(facts, empty, options)),
-        **entry.tokens,
+        **entry.fields,
     )
 
 

@@ -82,7 +82,7 @@ class MaskedLM(SelectsLogits, MaskedOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, next to the weights. It truncates texts to ``max_seq_len``."""
-        tokenized(data).save_tokenizer(folder)
+        tokenized(data).save_files(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:

@@ -70,7 +70,7 @@ class PairTask(PairOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, next to the weights."""
-        tokenized(data).save_tokenizer(folder)
+        tokenized(data).save_files(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""

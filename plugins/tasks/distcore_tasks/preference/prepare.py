@@ -44,7 +44,7 @@ def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len)),
-        **entry.tokens,
+        **entry.fields,
     )
 
 

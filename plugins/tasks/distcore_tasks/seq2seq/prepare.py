@@ -51,7 +51,7 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *_warnings(facts, options)),
-        **entry.tokens,
+        **entry.fields,
     )
 
 

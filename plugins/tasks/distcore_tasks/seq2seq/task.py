@@ -163,7 +163,7 @@ class Seq2Seq(Seq2SeqOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer to ``folder``, next to the weights. It truncates as in training."""
-        tokenized(data).save_tokenizer(folder)
+        tokenized(data).save_files(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distcore_data import cached_folder, files_of
+from distcore_data import cached_folder, files_of, skipping
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
@@ -43,6 +43,17 @@ class Entry:
         """``vocab_size``, ``pad`` and ``end`` of the tokenizer."""
         tokens: dict[str, Any] = self.record["tokens"]
         return tokens
+
+    @property
+    def bad_rows(self) -> list[str]:
+        """A line for each row that was passed over."""
+        lines: list[str] = self.record.get("bad_rows", [])
+        return lines
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of ``TokenizedDatasets``."""
+        return self.tokens | {"bad_rows": tuple(self.bad_rows)}
 
     @property
     def sources(self) -> list[int]:
@@ -81,7 +92,7 @@ class CachedDatasets:
         if options.data in self.embedded:
             say_embedded(options.data)
         key = self._key(options, seed, settings, vocab_size)
-        folder = cached_folder(self.kind, key, lambda folder: _write(folder, build))
+        folder = cached_folder(self.kind, key, lambda folder: _write(folder, build, options.skip_bad_rows))
         return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")))
 
     def _key(self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int) -> str:
@@ -96,13 +107,16 @@ class CachedDatasets:
         ]
         if sources := mixed_sources(options):
             facts.append([len(files_of(Path(source).expanduser())) for source in sources])
+        if options.skip_bad_rows:
+            facts.append({"skip_bad_rows": options.skip_bad_rows})
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
 
-def _write(folder: Path, build: Build) -> None:
-    tokenizer, record = build(folder)
+def _write(folder: Path, build: Build, most_bad_rows: int) -> None:
+    with skipping(most_bad_rows) as bad:
+        tokenizer, record = build(folder)
     tokenizer.save_pretrained(folder / "tokenizer")
-    entry = json.dumps({**record, "tokens": tokens_of(tokenizer)}, ensure_ascii=False)
+    entry = json.dumps({**record, "bad_rows": [*bad.problems], "tokens": tokens_of(tokenizer)}, ensure_ascii=False)
     (folder / ENTRY).write_text(entry, encoding="utf-8")
 
 

@@ -91,6 +91,7 @@ class TaskOptions:
         "data": "free",  # the path may change, because rows are compared by content
         "eval_data": "free",
         "test_data": "free",
+        "skip_bad_rows": "free",
         "filter": "free",
         "dropout": "ask",
         "order": "other rows",
@@ -107,6 +108,8 @@ class TaskOptions:
     """File of rows for the final test; default: the evaluation rows."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Fraction of the rows of ``data`` to hold out for evaluation."""
+    skip_bad_rows: Annotated[int, Field(ge=0)] = 0
+    """Most rows to pass over that cannot be read or lack a column; ``bad_rows.txt`` of the run folder lists them."""
     filter: Filter = Filter()
     """Rows to keep, by a column and a regular expression."""
     order: Order = Order()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,8 @@ from distcore import Dataset, Datasets
 from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 
+BAD_ROWS = "bad_rows.txt"
+"""File of a run folder with the rows that were passed over."""
 GENERATED = 64
 """Maximum number of tokens to generate for a row without an answer, if ``max_new_tokens`` is 0."""
 
@@ -29,17 +31,21 @@ class TokenizedDatasets(Datasets):
     """End token."""
     tokenizer: Path
     """Folder of the tokenizer, for ``AutoTokenizer``."""
+    bad_rows: tuple[str, ...] = ()
+    """A line for each row that was passed over."""
 
     @cached_property
     def loaded_tokenizer(self) -> Any:
         """The tokenizer, which is loaded once."""
         return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
-    def save_tokenizer(self, folder: Path) -> None:
-        """Copy the tokenizer's files to ``folder``, and create the folder if needed."""
+    def save_files(self, folder: Path) -> None:
+        """Copy the tokenizer's files to ``folder``, list the bad rows there, and create the folder if needed."""
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(self.tokenizer):
             shutil.copy(file, folder)
+        if self.bad_rows:
+            (folder / BAD_ROWS).write_text("".join(f"{line}\n" for line in self.bad_rows), encoding="utf-8")
 
 
 D = TypeVar("D", bound=TokenizedDatasets)
@@ -62,9 +68,20 @@ def count_tokens(tokenizer: Any) -> int:
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
-def with_rows(kind: type[D], sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> D:
-    """Return ``sets``, datasets by name, as a ``kind``."""
-    return kind(**by_field(sets), tokenizer=tokenizer, **others)
+def with_rows(
+    kind: type[D],
+    sets: Mapping[str, Dataset],
+    tokenizer: Path,
+    *,
+    warnings: Iterable[str] = (),
+    bad_rows: tuple[str, ...] = (),
+    **others: Any,
+) -> D:
+    """Return ``sets``, datasets by name, as a ``kind``, with a warning of bad rows."""
+    what = f"{len(bad_rows)} rows that cannot be read or lack a column are passed over"
+    said = [f"{what}, the first is {bad_rows[0]}; {BAD_ROWS} of the run folder lists them"] if bad_rows else []
+    given = {"warnings": (*warnings, *said), "bad_rows": bad_rows} | others
+    return kind(**by_field(sets), tokenizer=tokenizer, **given)
 
 
 def by_field(sets: Mapping[str, Dataset]) -> dict[str, Any]:

@@ -166,5 +166,5 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
         ),
         classes=classes,
         labels=labels,
-        **entry.tokens,
+        **entry.fields,
     )

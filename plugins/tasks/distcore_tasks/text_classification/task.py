@@ -100,7 +100,7 @@ class TextClassification(TextOptions):
         from distcore_tasks.shared.pretrained import set_length
 
         data = _text(data)
-        data.save_tokenizer(folder)
+        data.save_files(folder)
         set_length(folder, self.max_seq_len)
         write_labels(folder, data.labels)
 

@@ -62,7 +62,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
         warnings=(*data_warnings(options), *other_head(classes, options), *_warnings(facts, options)),
         classes=classes,
         labels=labels,
-        **entry.tokens,
+        **entry.fields,
     )
 
 

@@ -124,7 +124,7 @@ class TokenClassification(TagOptions):
         The tokenizer truncates as in training.
         """
         data = _tagged(data)
-        data.save_tokenizer(folder)
+        data.save_files(folder)
         set_length(folder, self.max_seq_len)
         write_labels(folder, data.labels)
 
