@@ -207,7 +207,7 @@ CONFIG_FILES = {
     "train two.csv": r"expected keys and values, found a str; rows to train on are named by --data two.csv$",
     "train binary.yaml": r"config file binary.yaml: cannot be read: not UTF-8",
     "train typo.yaml": r"typo.yaml: unknown key 'global_batch_sise' \(did you mean 'global_batch_size'\?\)",
-    "train foreign.yaml": r"foreign.yaml: unknown key 'compute_environment' .* \(and 2 more\); .*: distcore migrate foreign.yaml",
+    "train foreign.yaml": r"unknown key 'compute_environment' .* \(and 2 more\); .*: distcore migrate foreign.yaml",
     "train nested_typo.yaml": r"nested_typo.yaml: unknown key 'schedule.warmup_stepz' \(did you mean 'warmup_steps'",
     "train twice.yaml": r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one",
     "train type.yaml": r"type.yaml: epochs = 'many': .*integer",

@@ -95,8 +95,8 @@ def scheduler_section(draft: Draft, name: str, value: Tree) -> None:
     if kind.startswith("Warmup"):
         own = "constant" if kind == "WarmupLR" else "linear"
         draft.note("differs", written(f"{name}.type", kind), "DeepSpeed's own, for strategy deepspeed alone; for any "
-                   f"strategy take schedule.name: {own}, whose warm-up is linear and spends one step at the least rate, "
-                   "not two")  # fmt: skip
+                   f"strategy take schedule.name: {own}, whose warm-up is linear, with one step at the least rate, not "
+                   "two")  # fmt: skip
 
 
 def _cosine(draft: Draft, name: str, given: Tree) -> None:
