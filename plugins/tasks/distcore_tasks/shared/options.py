@@ -107,9 +107,9 @@ class TaskOptions:
     test_data: str | None = None
     """File of rows for the final test; default: the evaluation rows."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Fraction of the rows of ``data`` to hold out for evaluation."""
+    """Fraction of the rows to hold out for evaluation; of ``data``."""
     skip_bad_rows: Annotated[int, Field(ge=0)] = 0
-    """Most rows to pass over that cannot be read or lack a column; ``bad_rows.txt`` of the run folder lists them."""
+    """Most bad rows to pass over: unreadable, or without a column; ``bad_rows.txt`` of the run folder lists them."""
     filter: Filter = Filter()
     """Rows to keep, by a column and a regular expression."""
     order: Order = Order()
