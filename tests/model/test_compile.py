@@ -15,6 +15,8 @@ from distcore.checkpoint import read_tensors
 from distcore.model.compiling import compile_mode, compile_model, missing_compiler
 from distcore.testing.problem import Problem
 
+pytestmark = pytest.mark.programs
+
 
 class Block(nn.Module):
     def __init__(self) -> None:

@@ -23,6 +23,8 @@ from distcore.model.model_source import model_source
 from distcore.model.stored_base import MODEL_TYPES, StoredEmbedding, StoredLinear
 from distcore.resolve.resolve import resolve
 
+pytestmark = pytest.mark.programs
+
 SMALL: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
     "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,

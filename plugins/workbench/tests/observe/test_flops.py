@@ -17,6 +17,8 @@ from distcore.jobs import complete, model_source, resolve
 from distcore_workbench.observe.flops import RowFlops, count_flops
 from distcore_workbench.observe.peaks import peak_of, peak_of_name
 
+pytestmark = pytest.mark.programs
+
 D, LAYERS, CLASSES = 128, 2, 2
 PER_LAYER = 12 * D**2
 """Weights of the linear layers of one layer of BERT."""

@@ -13,6 +13,8 @@ from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
 from distcore_tasks.shared.chunked_cross_entropy import options
 
+pytestmark = pytest.mark.programs
+
 TEXTS = [" ".join(["one", "two", "three", "four"][: i % 4 + 1] * (i % 5 + 1)) for i in range(40)]
 ROWS: dict[str, list[dict[str, str]]] = {
     "causal-lm": [{"prompt": f"count {text}", "completion": text[::-1]} for text in TEXTS],
