@@ -207,7 +207,7 @@ AT = r"; raised at script\.py:4\n"
     [
         (
             "RunConfig(wrong_key=1)",
-            r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists all\)",
+            r"RunConfig: unknown key 'wrong_key' \(help\(distcore\.RunConfig\) lists them\)",
         ),
         (
             "train(RunConfig(nproc=3, strategy='ddp', device='cpu'))",

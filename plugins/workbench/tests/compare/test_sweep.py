@@ -70,7 +70,8 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
     assert re.match(r"run +lr +loss ↓ +accuracy ↑ +samples/s ", heading)
     assert re.match(r"lr=0.0001 +0.0001 +\d", first)
     assert re.match(r"lr=0.001 +0.001 +n/a ", second)
-    assert notes[:2] == ["lr=0.001: not finished, it has no report.json", "lr=0.001: failed with exit code 3"]
+    assert re.match(r"lr=0.0001: was resumed at step \d+; its speed, seconds and memory are of the steps", notes[0])
+    assert notes[1:3] == ["lr=0.001: not finished, it has no report.json", "lr=0.001: failed with exit code 3"]
 
     assert main([*SWEEP[:-1], "lr=1e-4"]) == 0
     out, err = capfd.readouterr()
