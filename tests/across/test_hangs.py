@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/hangs.py"
-KINDS = ("stopped rank", "other order")
 
 
 @pytest.mark.needs("distcore-ddp", "distcore-workbench")
 @pytest.mark.ranks
 @pytest.mark.programs
-def test_the_rank_that_the_others_wait_for_is_named() -> None:
-    command = [sys.executable, str(BENCHMARK), "--jitter-minutes", "0", "--kinds", *KINDS]
+@pytest.mark.parametrize("kind", ["stopped rank", pytest.param("other order", marks=pytest.mark.slow)])
+def test_the_rank_that_the_others_wait_for_is_named(kind: str) -> None:
+    command = [sys.executable, str(BENCHMARK), "--jitter-minutes", "0", "--kinds", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert f"named rightly: {len(KINDS)} of {len(KINDS)}" in done.stdout, done.stdout + done.stderr
+    assert "named rightly: 1 of 1" in done.stdout, done.stdout + done.stderr

@@ -27,6 +27,7 @@ def test_the_peak_is_the_allocators() -> None:
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
@@ -37,6 +38,7 @@ def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> None:

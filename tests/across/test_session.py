@@ -114,7 +114,7 @@ own_loop.main(*sys.argv[2:])
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-fsdp")
-@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp", 2)])
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), pytest.param("fsdp", 2, marks=pytest.mark.slow)])
 def test_an_interrupted_loop_goes_on_bit_for_bit(strategy: str, ranks: int, folder: Path) -> None:
     (folder / "interrupted.py").write_text(INTERRUPTED)
     start = ("torchrun", "--nproc-per-node", str(ranks)) if ranks > 1 else ("python",)

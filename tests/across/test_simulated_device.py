@@ -158,6 +158,7 @@ def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
     assert program(folder, str(JOBS), "hang").returncode == 7
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     losses = {}
