@@ -93,7 +93,6 @@ def is_compiled(builder: Any) -> bool:
     return Path(_get_build_directory(builder.name, verbose=False), f"{builder.name}.so").exists()
 
 
-@pytest.mark.slow  # it compiles for two minutes
 @pytest.mark.ranks
 @pytest.mark.skipif(
     not (is_compiled(ops.adam("cpu")) or (HAS_TOOLS and "DISTCORE_COMPILE" in os.environ)),
