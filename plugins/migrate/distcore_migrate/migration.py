@@ -118,7 +118,9 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
     steps.precision(draft)
     reads_batch = with_arguments or "deepspeed" in draft.facts
     ranks = steps.batch(draft, nproc, reads_batch)
-    _strategy(draft, ranks, script, with_arguments)
+    # Without a number that is said, the sizes of the batch imply it.
+    counted = "--nproc" if nproc else draft.origin("global_batch", "per_device", "accumulation") or "--nproc"
+    _strategy(draft, ranks, draft.origin("processes") or counted, script, with_arguments)
     steps.ddp(draft)
     total = steps.length(draft)
     steps.schedule(draft, total)
@@ -133,7 +135,7 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
     _remarks(draft, script, with_arguments)
 
 
-def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: bool) -> None:
+def _strategy(draft: Draft, ranks: int, of_ranks: str, script: Script | None, with_arguments: bool) -> None:
     kind, launched = draft.take("kind"), draft.take("launched_kind")
     own = script.strategy if script else None
     if kind == "deepspeed" or _asks(draft, "deepspeed"):
@@ -150,11 +152,11 @@ def _strategy(draft: Draft, ranks: int, script: Script | None, with_arguments: b
         draft.set(
             "strategy",
             "ddp",
-            draft.origin("kind", "processes", "launched_kind") or draft.origin("elsewhere") or "--nproc",
+            draft.origin("kind", "processes", "launched_kind") or draft.origin("elsewhere") or of_ranks,
         )
     is_said = ranks > 1 or ("processes" in draft.facts and draft.values.get("strategy"))
     if is_said and "elsewhere" not in draft.facts and draft.values.get("strategy") not in ("single", "dp"):
-        draft.set("nproc", ranks, draft.origin("processes") or "--nproc")
+        draft.set("nproc", ranks, of_ranks)
     if "nproc" not in draft.values and "elsewhere" not in draft.facts:
         draft.note_fact("idle", "processes", "one process, or one for each device")
 

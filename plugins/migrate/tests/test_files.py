@@ -86,6 +86,14 @@ def test_zero_3_goes_with_the_trainers_arguments(tmp_path: Path) -> None:
     assert not [name for name in names(ZERO_3) if name not in made.text]
 
 
+@pytest.mark.parametrize("nproc", [None, 2])
+def test_ranks_that_the_sizes_of_the_batch_imply_have_these_as_their_origin(nproc: int | None, tmp_path: Path) -> None:
+    sizes = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    made = migrate([write(tmp_path, "ds.json", sizes)], [], nproc=nproc)
+    assert made.config.nproc == 2
+    assert ("nproc: 2  # --nproc" in made.text) == (nproc is not None)
+
+
 def test_deepspeeds_json_alone(tmp_path: Path) -> None:
     made = migrate([write(tmp_path, "ds_config.json", CIFAR)], [], nproc=2)
     expected = {
