@@ -12,6 +12,16 @@ from distcore.cli.main import main
 BIN = Path(sys.executable).parent
 
 
+@pytest.mark.parametrize(("kind", "name"), [("strategy", "single"), ("task", "workbench")])
+def test_what_is_installed_is_not_written_again(
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", kind, name, "--into", str(tmp_path)]) == 2
+    said = f"error: new {kind} {name!r}: is installed, and pip would replace it; choose another name\n"
+    assert capsys.readouterr().err == said
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(("kind", "cls"), [("strategy", "Strategy"), ("task", "Task")])
 def test_the_skeleton_has_its_name_everywhere(
     kind: str, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

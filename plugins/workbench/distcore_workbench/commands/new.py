@@ -6,6 +6,7 @@ import argparse
 import re
 import shutil
 import sys
+from importlib.metadata import distributions, entry_points
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -14,7 +15,8 @@ from distcore import ConfigError, nearest
 
 SUMMARY = "write the package of a strategy or a task"
 
-KINDS = ("strategy", "task")
+KINDS = {"strategy": "distcore.strategies", "task": "distcore.tasks"}
+"""What can be written, with the group of its entry point."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,8 @@ def write_package(kind: str, name: str, into: Path) -> Path:
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise ConfigError(f"new {kind} {name!r}: expected lower-case letters, digits and hyphens, a letter first")
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
+    if name in entry_points(group=KINDS[kind]).names or folder.name in {one.name for one in distributions()}:
+        raise ConfigError(f"new {kind} {name!r}: is installed, and pip would replace it; choose another name")
     if folder.exists():
         raise ConfigError(f"new {kind} {name!r}: {folder} already exists; choose another name or --into")
     templates = files("distcore_workbench") / "skeleton" / kind
