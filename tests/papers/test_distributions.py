@@ -81,10 +81,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_and_install(kind: str, environment: Path, folder: Path) -> None:
-    """Write the package ``my-own`` of a strategy or task, install it, and run its own tests."""
-    run(f"python -m distcore new {kind} my-own", environment, folder)
-    run("python -m pip install --quiet --no-build-isolation --no-deps ./distcore-my-own", environment, folder)
-    run("python -m pytest -q distcore-my-own", environment, folder)
+    """Write the package of ``my-strategy`` or ``my-task``, install it, and run its own tests."""
+    run(f"python -m distcore new {kind} my-{kind}", environment, folder)
+    run(f"python -m pip install --quiet --no-build-isolation --no-deps ./distcore-my-{kind}", environment, folder)
+    run(f"python -m pytest -q distcore-my-{kind}", environment, folder)
 
 
 @pytest.mark.ranks
@@ -97,6 +97,6 @@ def test_the_skeleton_of_a_strategy_passes_its_own_contract(environment: Path, t
 @pytest.mark.timeout(300)
 def test_the_skeleton_of_a_task_passes_its_own_contract_and_trains(environment: Path, tmp_path: Path) -> None:
     write_and_install("task", environment, tmp_path)
-    assert "my-own" in run("python -m distcore tasks", environment, tmp_path)
-    job = "--task my-own --set task_options.points=500 --epochs 2 --out moons"
+    assert "my-task" in run("python -m distcore tasks", environment, tmp_path)
+    job = "--task my-task --set task_options.points=500 --epochs 2 --out moons"
     assert "accuracy" in run(f"python -m distcore train {job} 2>&1", environment, tmp_path)
