@@ -61,7 +61,7 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
 
     assert main(SWEEP) == 3  # what the second run ends with
     out, err = capfd.readouterr()
-    assert "resumed from lr/lr=0.0001/checkpoints/step-" in err
+    (since,) = re.findall(r"resumed from lr/lr=0.0001/checkpoints/step-0*(\d+)", err)
     assert re.findall(r"^run \d of 2: .*", err, re.M) == ["run 1 of 2: lr=0.0001", "run 2 of 2: lr=0.001"]
     steps = [json.loads(line)["step"] for line in Path("lr/lr=0.0001/metrics.jsonl").read_text().splitlines()]
     assert sorted(set(steps)) == [*range(1, 21)]
@@ -70,7 +70,9 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
     assert re.match(r"run +lr +loss ↓ +accuracy ↑ +samples/s ", heading)
     assert re.match(r"lr=0.0001 +0.0001 +\d", first)
     assert re.match(r"lr=0.001 +0.001 +n/a ", second)
-    assert re.match(r"lr=0.0001: was resumed at step \d+; its speed, seconds and memory are of the steps", notes[0])
+    assert notes[0].startswith(
+        f"lr=0.0001: was resumed at step {since}; its speed, seconds and memory are of the steps"
+    )
     assert notes[1:3] == ["lr=0.001: not finished, it has no report.json", "lr=0.001: failed with exit code 3"]
 
     assert main([*SWEEP[:-1], "lr=1e-4"]) == 0

@@ -166,6 +166,13 @@ def test_the_race_goes_on_until_noise_is_told_from_speed() -> None:
     assert finals[0].speed == pytest.approx(100)
 
 
+def test_a_value_that_cannot_be_together_with_the_best_is_not_tried() -> None:
+    machine = Machine()
+    shared = Axis("micro-batch", AXES[1].families, lambda setting: setting["micro_batch_size"] * setting["nproc"] < 32)
+    Search(machine.measure, 10_000).run([AXES[0], shared], ())
+    assert {name.rpartition("=")[2] for name in machine.names("screen") if "micro" in name} == {"4", "8"}
+
+
 def test_the_best_of_each_number_of_ranks_is_measured_again() -> None:
     four = [{"micro_batch_size": size} for size in (1, 2, 3, 4)]
     speeds = {setting_key(one): 100 + number for number, one in enumerate(({"nproc": 2}, *four))}
