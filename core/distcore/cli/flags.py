@@ -113,7 +113,7 @@ def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence
     for flag in of_task:
         typed = [word.partition("=")[2] or after for word, after in pairwise([*argv, ""])
                  if word.partition("=")[0] == flag.name]  # fmt: skip
-        if len(set(typed)) > 1 and all(Path(value).suffix for value in typed) and not _is_named(flag, typed):
+        if len(set(typed)) > 1 and all(Path(value).suffix for value in typed) and "=" not in flag.takes:
             raise ConfigError(f"{flag.name}: given {len(typed)} times; several files are one value: {','.join(typed)}")
     groups = [flags for title, flags in GROUPS.items() if title != "run folder"]
     swept = chain(*groups, of_task) if "--sweep" in known else ()
@@ -125,11 +125,6 @@ def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence
         if word in keys and len(values) > 1:
             sweep = f"--sweep {keys[word]}={','.join(values)}"
             raise ConfigError(f"{word} {' '.join(values)}: takes one value; for a run with each: {sweep}")
-
-
-def _is_named(flag: Flag, typed: Sequence[str]) -> bool:
-    """Return True if the values of a flag that takes names have some."""
-    return "=" in flag.takes and any("=" in value for value in typed)
 
 
 def is_config(word: str) -> bool:

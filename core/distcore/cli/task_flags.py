@@ -147,7 +147,7 @@ class _AddNamed(argparse.Action):
         given, (name, equals, text) = getattr(namespace, self.dest, None), values.partition("=")
         if not equals or "/" in name or Path(values).exists():
             name, text = "", values
-        if given is not None and isinstance(given, dict) != bool(name):
+        if given is not None and not (name and isinstance(given, dict)):
             raise ConfigError(
                 f"{option_string} {values}: give each a name, {option_string} NAME=FILE, or give one alone"
             )

@@ -6,6 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,12 +67,8 @@ def finish(
     }
 
     def write(out: Path) -> None:
-        target, former = out / "report.json", {}
-        if not speed and target.is_file():  # nothing was trained: what was measured while it was stays
-            with suppress(ValueError, LookupError, TypeError):  # a file that somebody has edited
-                before = unique_json(target.read_text("utf-8"))
-                if (before["strategy"], before["world_size"]) == (hooks.name, run.world.size):
-                    former = {key: before[key] for key in MEASURED if key in before}
+        target = out / "report.json"
+        former = {} if speed else _measured_before(target, report)  # nothing was trained now
         target.write_text(strict_json({**report, **former}, indent=1), encoding="utf-8")
         if task.predicts:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
@@ -83,3 +80,12 @@ def finish(
         log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
     hooks.on_run_end(run, report)
     return report
+
+
+def _measured_before(file: Path, report: Report) -> dict[str, Any]:
+    """Return what the report in ``file`` measured under the same strategy and ranks; empty without one."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # somebody may have edited it
+        before = unique_json(file.read_text("utf-8"))
+        if all(before[key] == report[key] for key in ("strategy", "world_size")):
+            return {key: before[key] for key in MEASURED if key in before}
+    return {}

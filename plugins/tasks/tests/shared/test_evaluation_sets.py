@@ -106,6 +106,7 @@ def test_a_resume_may_have_other_sets_as_it_may_have_another_file(tmp_path: Path
         (["easy=easy.jsonl", "easy=hard.jsonl"], "--eval-data easy=hard.jsonl: 'easy' is given twice; name each"),
         (["ha rd=hard.jsonl"], "--eval-data ha rd=hard.jsonl: 'ha rd' cannot name an evaluation set, because"),
         (["easy=easy.jsonl", "hard.jsonl"], "--eval-data hard.jsonl: give each a name, --eval-data NAME=FILE, or give"),
+        (["easy.jsonl", "hard.jsonl"], "--eval-data hard.jsonl: give each a name, --eval-data NAME=FILE, or give"),
         (["hard.jsonl", "easy=easy.jsonl"], "--eval-data easy=easy.jsonl: give each a name, --eval-data NAME=FILE, or"),
         (["easy=easy.jsonl", "hard=lacks.jsonl"],
          "evaluation set hard: data file lacks.jsonl, row 1: no column 'label'"),
