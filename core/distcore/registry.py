@@ -211,6 +211,8 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
         how = f". Install it with: {how_to_install(f'distcore-{owner}')}"
     if group == "tasks" and name.endswith(".py"):
         how = f"; a task of a file names its class, too: --task {name}:CLASS"
+    if group == "strategies" and name.endswith(".py"):
+        how = "; a strategy is installed: distcore new strategy NAME writes a package for yours"
     if group == "tasks" and not installed:
         how = f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task file.py:Class"
     return f"no {kind} named {name!r} (installed: {', '.join(installed) or 'none'}){how}"

@@ -67,6 +67,7 @@ def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     newest = max(tmp_path.glob("checkpoints/*"))
     step = Checkpoint(newest).job_state()["progress"]["step"]
     assert told.strip() == f"stopped after step {step} of 15; go on with resume='auto'"
+    assert not (tmp_path / "errors").exists(), "a stop in order is no failure to look into"
     _, told = start(tmp_path, *RANKS, "resume=auto").communicate(timeout=100)
     resumed, expected = read_tensors(tmp_path / LAST), read_tensors(two_undisturbed / LAST)
     assert all(torch.equal(resumed[name], expected[name]) for name in expected), told

@@ -228,8 +228,16 @@ def test_a_benchmark_of_the_pages_explains_itself(page: str, command: str) -> No
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page}: {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            other = page.parent / target if target else page
+            assert other.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors(other), f"{page}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub and the site give to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_hook_stands_in_the_reference_with_its_arguments() -> None:

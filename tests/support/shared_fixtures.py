@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,14 @@ import resume_job
 import work_folder as work
 
 from distcore.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _untouched_logger() -> None:
+    """The logger ``distcore`` as an import leaves it: a command of another test has set it up for the screen."""
+    log = logging.getLogger("distcore")
+    log.handlers, log.propagate = [], True
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -62,6 +62,14 @@ def evaluate_sets(run: Run, hooks: Hooks, task: BoundTask, data: Datasets) -> Ev
     )
 
 
+def evaluate_all(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, last: Evaluation | None = None) -> Evaluation:
+    """Evaluate the test rows and the evaluation sets, if there are several; ``last`` has what need not be repeated."""
+    sets = (last or evaluate_sets(run, hooks, task, data)).sets if data.evaluations else {}
+    first = next(iter(sets.values()), last)
+    tested = first if first and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    return replace(tested, sets=sets)
+
+
 def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) -> Collected:
     """Evaluate the rows of ``dataset``; return the outputs in its order, the same on every rank.
 

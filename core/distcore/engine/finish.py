@@ -12,7 +12,7 @@ import torch
 
 from distcore.distributed.devices import peak_memory
 from distcore.engine.best import Best
-from distcore.engine.evaluation import evaluate, evaluate_sets
+from distcore.engine.evaluation import evaluate_all
 from distcore.engine.meter import Meter
 from distcore.files import strict_json, unique_json
 from distcore.plugin.report import BestEvaluation, Report
@@ -39,9 +39,7 @@ def finish(
 ) -> Report:
     """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
     speed = meter.samples_per_second(progress)
-    sets = (last or evaluate_sets(run, hooks, task, data)).sets if data.evaluations else {}
-    first = next(iter(sets.values()), last)
-    tested = first if first and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    tested = evaluate_all(run, hooks, task, data, last)
     peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
     report: Report = {
         "strategy": hooks.name,
@@ -60,8 +58,8 @@ def finish(
         "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
-        "evaluations": {name: one.summary() for name, one in sets.items()},
-        "test_is_last_evaluation": last is not None and tested is first,
+        "evaluations": {name: one.summary() for name, one in tested.sets.items()},
+        "test_is_last_evaluation": last is not None and data.test is data.evaluation,
         "metrics": dict(task.declared_metrics),
         "out": str(run.config.out),
     }

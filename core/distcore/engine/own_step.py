@@ -88,15 +88,8 @@ class OwnStep:
             parameter.grad = None
 
 
-def take_own_step(
-    run: Run,
-    hooks: Hooks,
-    task: BoundTask,
-    micros: Sequence[tuple[MicroBatch, Batch]],
-    with_loss: Callable[[Loss], StepLoss],
-) -> tuple[Tensor, StepResult]:
+def take_own_step(task: BoundTask, step: OwnStep) -> tuple[Tensor, StepResult]:
     """Let the task make one step; return its loss and the optimizer's result. Raises TaskError if one is missing."""
-    step = OwnStep(run, hooks, task, micros, with_loss)
     loss = task.train_step(step)
     if step.result is None:
         raise TaskError(f"task {task.name}: train_step() did not call step.apply()")

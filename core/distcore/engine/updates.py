@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from distcore.distributed.dtensors import reshard
-from distcore.engine.own_step import take_own_step
+from distcore.engine.own_step import OwnStep, take_own_step
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks, Passes
 from distcore.plugin.task.bound import BoundTask
@@ -26,7 +25,7 @@ Update = Callable[[list[tuple[MicroBatch, Batch]], WithLoss], tuple[Tensor, Step
 def update_of(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update | None:
     """Return the update that the task defines; ``None`` if it has none. ``passes`` runs all micro-batches once."""
     if task.has("train_step"):
-        return partial(take_own_step, run, hooks, task)
+        return lambda micros, with_loss: take_own_step(task, OwnStep(run, hooks, task, micros, with_loss))
     return _in_phases(run, hooks, task, passes) if task.has("phases") else None
 
 

@@ -16,7 +16,7 @@ from distcore.checkpoint.surroundings import check_rows
 from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
-from distcore.engine.evaluation import evaluate
+from distcore.engine.evaluation import evaluate_all
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
 from distcore.files import strict_json
@@ -53,19 +53,16 @@ def run(
     data = resolved.task.prepare(resolved.config)  # errors in config and data come before ranks start
     _check_rows(resolved.config, path, data)
     if nproc == 1:
-        _show(resolved, RankInfo(), path, chosen, as_json)
+        rank()
     else:
         launch(rank, nproc=nproc)
 
 
 def evaluate_rank(config: RunConfig, path: Path, chosen: str, as_json: bool) -> None:
     """Evaluate the checkpoint ``path`` in one rank; the main rank prints which was ``chosen``, and the report."""
+    rank_info = join(os.environ) or RankInfo()
     resolved = resolve_here(config, training=False)
-    _show(resolved, join(os.environ) or RankInfo(), path, chosen, as_json)
-
-
-def _show(resolved: Resolved, rank_info: RankInfo, path: Path, chosen: str, as_json: bool) -> None:
-    set_up_logging(resolved.config, rank_info.rank)
+    set_up_logging(config, rank_info.rank)
     if rank_info.rank == 0:
         print(f"evaluating {chosen}", file=sys.stderr)
     report = evaluate_as_rank(resolved, rank_info, path)
@@ -73,8 +70,12 @@ def _show(resolved: Resolved, rank_info: RankInfo, path: Path, chosen: str, as_j
         return
     if as_json:
         print(strict_json(report))
-    else:
+        return
+    sets = {f"{path.name}, {name}": one for name, one in report["evaluations"].items()}
+    if report["evaluation"] not in sets.values():
         show_evaluation(path.name, report["evaluation"])
+    for what, one in sets.items():
+        show_evaluation(what, one)
 
 
 def evaluate_as_rank(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
@@ -95,13 +96,14 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
     with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):
-        evaluation = evaluate(run, hooks, task, data.test, data)
+        evaluation = evaluate_all(run, hooks, task, data)
     return {
         "checkpoint": str(path),
         "weights": weights,
         "strategy": hooks.name,
         "world_size": world.size,
         "evaluation": evaluation.summary(),
+        "evaluations": {name: one.summary() for name, one in evaluation.sets.items()},
     }
 
 

@@ -163,8 +163,7 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
         if rank_info.rank == 0:
             show(report, config)
     elif rank_info.rank == 0:
-        resolved = resolve_here(config)
-        print(_plan(resolved, check(resolved)))
+        _show_plan(resolve_here(config))
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
@@ -173,7 +172,7 @@ def _start(config: RunConfig, dry_run: bool) -> None:
     with _one_line(None if dry_run else config.out):
         resolved = resolve_here(config)
         if dry_run:
-            print(_plan(resolved, check(resolved)))
+            _show_plan(resolved)
             return
     with _one_line(resolved.config.out), _say_what_is_saved(resolved.config):
         show(_train_here(resolved), config)
@@ -240,10 +239,9 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
     out, restarts = Path(str(config.out)), 0
     while True:
         try:
-            reports = launch(
+            return launch(
                 train_rank, config, task, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout
-            )
-            return reports[0]
+            )[0]
         except RankError as error:
             if restarts == config.max_restarts:
                 raise
@@ -252,10 +250,10 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
         config = after_failure(config)
 
 
-def _plan(resolved: Resolved, data: Datasets) -> str:
+def _show_plan(resolved: Resolved) -> None:
     from distcore.jobs.dry_run import describe
 
-    return describe(resolved, data)
+    print(describe(resolved, check(resolved)))
 
 
 def check(resolved: Resolved) -> Datasets:

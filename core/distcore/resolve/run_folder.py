@@ -64,8 +64,7 @@ def set_aside(config: RunConfig) -> None:
     out = Path(str(config.out))
     if config.resume or not _is_left_over(out):
         return
-    names = (out.with_name(f"{out.name}.old-{number}") for number in count(1))
-    aside = next(path for path in names if not path.exists())
+    aside = next(path for number in count(1) if not (path := out.with_name(f"{out.name}.old-{number}")).exists())
     out.rename(aside)
     log.info("out = %r: a run that ended without a checkpoint is now %s", str(out), aside)
 

@@ -43,7 +43,9 @@ def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
     kinds = Counter(type(module).__name__ for module in units.values())
     inside = {id(p) for module in units.values() for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
-    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no module by itself"
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    if not listed:
+        return f"sharded as one unit: the whole model, {rest:,} parameters"
     return f"sharded as units: {listed}; with the root: {rest:,} parameters"
 
 

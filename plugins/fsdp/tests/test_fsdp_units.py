@@ -102,7 +102,7 @@ def test_the_log_says_what_is_a_unit_and_what_is_left():
     assert describe_units(model, find_units(model, "auto")) == (
         "sharded as units: 2 Sequential; with the root: 10,400 parameters"
     )
-    assert describe_units(model, {}) == "sharded as units: no module by itself; with the root: 10,688 parameters"
+    assert describe_units(model, {}) == "sharded as one unit: the whole model, 10,688 parameters"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -246,7 +246,7 @@ def _raise_for(job: _Launch, failures: list[Failure]) -> None:
     if job.signals and failure.raised is None:  # SIGTERM came where the rank could not stop in order
         raise SystemExit(128 + job.signals[0])
     file = traceback_file(job.errors, failure.rank)
-    if not file.exists() or not file.stat().st_size:
+    if failure.raised != StoppedError.__name__ and (not file.exists() or not file.stat().st_size):
         states = (f"rank {other.rank}: {other.cause}\n" for other in failures)
         file.write_text(f"No traceback: {failure.cause}.\n{''.join(states)}", encoding="utf-8")
     error = failure.error(job.nproc, file)

@@ -67,7 +67,7 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
     model: str = "gpt2-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-source"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt), shards, FOLDER@SPLIT, hub name or embedded dataset."""
     form: Literal["auto", "documents", "prompts", "messages"] = "auto"
     """Content of a row: a document, a prompt with its completion, or a list of messages; auto: as the columns say."""
     columns: Columns = Columns()

@@ -52,7 +52,7 @@ class MaskedOptions(PaddingFreeOptions, CrossEntropyOptions, head="masked tokens
     model: str = "bert-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-lines"
-    """Data files (.json .jsonl .csv .parquet .arrow .tar), shards, FOLDER@SPLIT or hub name, or an embedded dataset."""
+    """Data files (.json .jsonl .csv .parquet .arrow .tar .txt), shards, FOLDER@SPLIT, hub name or embedded dataset."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()

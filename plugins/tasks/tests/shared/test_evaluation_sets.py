@@ -76,7 +76,9 @@ def config(folder: Path, out: str, **changes: Any) -> RunConfig:
 @pytest.mark.ranks
 @pytest.mark.programs
 @pytest.mark.timeout(300)
-def test_two_ranks_count_each_row_of_each_set_once_as_one_process_does(tmp_path: Path) -> None:
+def test_two_ranks_count_each_row_of_each_set_once_as_one_process_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     alone = train(config(tmp_path, "alone"))
     reports: list[Report] = launch(train, config(tmp_path, "ranks", nproc=2, strategy="ddp"), nproc=2)
     for name, one in alone["evaluations"].items():
@@ -86,6 +88,13 @@ def test_two_ranks_count_each_row_of_each_set_once_as_one_process_does(tmp_path:
             assert report["evaluations"][name]["loss"] == pytest.approx(one["loss"], rel=1e-5)
             assert report["evaluations"][name]["accuracy"] == one["accuracy"]
     assert reports[0]["best"] == alone["best"]
+    assert main(["eval", str(tmp_path / "alone")]) == 0
+    assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines() if "evaluated" in line] == [
+        "step-00000006, easy",
+        "step-00000006, hard",
+    ]
+    assert main(["eval", str(tmp_path / "alone"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["evaluations"] == alone["evaluations"]
     assert alone["best"]
     assert alone["best"]["metric"] == "hard/accuracy"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from distcore import Capabilities, ConfigError, DistcoreError, RunConfig, load_config, with_changes
 from distcore.cli import JobRequest
-from distcore.jobs import Resolved, resolve, resolve_device, strategies
+from distcore.jobs import Resolved, offers, resolve, resolve_device, strategies
 
 MOST_RANKS = 1024
 """Most ranks that a plan is for."""
@@ -77,10 +77,15 @@ def _load(request: PlanRequest, strategy: str) -> RunConfig:
 
 
 def is_one_process(request: PlanRequest, strategy: str) -> bool:
-    """Return True for a strategy that trains in one process, whatever the number of ranks."""
+    """Return True for a strategy that trains in one process, whatever the number of ranks.
+
+    Raises DistcoreError, one line, for a strategy that is not installed.
+    """
     try:
         return strategies.of(_load(request, strategy)).capabilities.processes == "one"
     except DistcoreError:
+        if strategy.partition(":")[0] not in offers("strategies"):
+            raise
         return False  # each of its rows says why
 
 

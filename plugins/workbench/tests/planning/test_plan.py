@@ -117,6 +117,14 @@ def test_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, capsys: 
 
 
 @pytest.mark.usefixtures("work_folder")
+def test_a_strategy_that_is_not_installed_is_an_error_and_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *JOB, "--strategies", "ddp,fdsp"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("error: no strategy named 'fdsp' ")
+
+
+@pytest.mark.usefixtures("work_folder")
 def test_a_model_that_cannot_be_a_skeleton_says_where(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--data", "rows.json", "--task", WITHOUT_META_MODEL]) == 2
     said = capsys.readouterr().err
