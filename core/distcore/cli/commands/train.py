@@ -35,8 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print where the time of a step goes, and write traces",
     )  # fmt: skip
     sweep = other.add_argument("--sweep", action="append", default=[], metavar="KEY=V,V,…", help=SWEEP)
+    trials = other.add_argument("--trials", type=int, metavar="N", help="--sweep: draw N settings, by Optuna")
+    sampler = other.add_argument("--sampler", metavar="NAME", help="--trials: tpe, or random (default: tpe)")
+    prune = other.add_argument("--prune", action="store_true", help="--trials: end runs early that fall behind")
     if isinstance(parser, Parser):
-        parser.short_help |= {profile: None, sweep: Flag("--sweep", "", "", SWEEP)}
+        parser.short_help |= dict.fromkeys((profile, trials, sampler, prune))
+        parser.short_help[sweep] = Flag("--sweep", "", "", SWEEP)
     other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
 
 
@@ -109,11 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.cli.commands import command_module, optional_command
 
     waiting.sleep_if_busy()
-    if arguments.sweep:
-        code: int = command_module("compare").sweep(
-            arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run
-        )
-        return code
+    if arguments.sweep or {"trials", "sampler", "prune"} & vars(arguments).keys():
+        return int(command_module("compare").sweep(arguments))
     from distcore.jobs import train
 
     changes, read_config = changes_of(arguments), partial(config_of, arguments)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from distcore import ConfigError
 from distcore.cli import FLAGS, add_job_flags, changes_of
@@ -94,11 +92,12 @@ def _compare_runs(arguments: argparse.Namespace) -> int:
     return finished.run([Path(path) for path in arguments.paths], arguments.folder)
 
 
-def sweep(file: str | None, changes: Mapping[str, Any], sweeps: Sequence[str], dry_run: bool) -> int:
+def sweep(arguments: argparse.Namespace) -> int:
     """Do what ``distcore train --sweep`` asks for: a run for each setting; return the exit code. Raises DistcoreError.
 
-    ``file`` and ``changes`` are as for ``distcore.load_config``, ``sweeps`` the values of ``--sweep``.
+    ``arguments``: those of ``distcore train``.
     """
-    from distcore_workbench.compare import sweep
+    from distcore_workbench.compare.sweep import SweepRequest, run
 
-    return sweep.run(file, changes, sweeps, dry_run)
+    given = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
+    return run(SweepRequest(**{field.name: given[field.name] for field in fields(SweepRequest) if field.name in given}))

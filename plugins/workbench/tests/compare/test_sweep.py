@@ -16,7 +16,7 @@ from text_task import TEXTS
 from work_folder import STRANGERS, enter, write_rows
 
 from distcore.cli.main import main
-from distcore_workbench.compare.sweep import settings_of
+from distcore_workbench.compare.sweep_space import axes_of, combinations
 
 JOB = f"train --task {TEXTS} --data rows.json --model bert-tiny --max-steps 20 --log-every 1 --set device=cpu --out lr"
 SWEEP = [*JOB.split(), "--set", "extensions.slow.py:Slow=true", "--sweep", "lr=1e-4,1e-3"]
@@ -89,7 +89,7 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
 
 
 def test_several_sweeps_make_a_grid_and_name_its_folders() -> None:
-    settings = settings_of(["lr=1e-4,0.001", "optimizer.betas=[0.9,0.98],[0.9,0.999]"], {})
+    settings = combinations(axes_of(["lr=1e-4,0.001", "optimizer.betas=[0.9,0.98],[0.9,0.999]"], {}))
     assert list(settings.values())[1] == {"lr": 1e-4, "optimizer.betas": [0.9, 0.999]}
     assert list(settings) == [
         "lr=0.0001,optimizer.betas=-0.9,0.98-",
@@ -97,7 +97,7 @@ def test_several_sweeps_make_a_grid_and_name_its_folders() -> None:
         "lr=0.001,optimizer.betas=-0.9,0.98-",
         "lr=0.001,optimizer.betas=-0.9,0.999-",
     ]
-    assert list(settings_of(["model=bert-tiny,org/model"], {})) == ["model=bert-tiny", "model=org-model"]
+    assert list(combinations(axes_of(["model=bert-tiny,org/model"], {}))) == ["model=bert-tiny", "model=org-model"]
 
 
 @pytest.mark.parametrize(

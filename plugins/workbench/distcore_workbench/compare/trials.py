@@ -1,0 +1,202 @@
+"""``--sweep … --trials N``: settings that Optuna draws, each by what the trials before it have come to.
+
+The run folders are all that is kept. The sampler of trial ``n`` has a seed of its own, so that a trial is a function of
+the seed and of the results before it: a sweep that was stopped draws the same trials again, and trains those that are
+not there. Sources: TPE is Bergstra et al., 2011, "Algorithms for Hyper-Parameter Optimization", the rule of
+``--prune`` Golovin et al., 2017, "Google Vizier", section 3.2.2; both are Optuna's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distcore import ConfigError, load_config
+from distcore.files import strict_json
+from distcore.jobs import check, resolve
+from distcore_workbench.compare.sweep import SweepRequest, points_of, show
+from distcore_workbench.compare.sweep_runs import Point, Runs
+from distcore_workbench.compare.sweep_space import Axes, Range, ends, name_of, text_of
+
+try:
+    import optuna
+except ImportError:
+    raise ConfigError("--trials: needs Optuna, which is not installed: pip install optuna") from None
+
+SAMPLERS = ("tpe", "random")
+"""The values of ``--sampler``."""
+DIGITS = 4
+"""Significant digits of a number that is drawn: its run is named by it."""
+RECORD = "trials.json"
+"""The file with all trials, in the folder of the sweep."""
+
+
+class Judge(NamedTuple):
+    """The metric by which trials are compared."""
+
+    metric: str
+    """Its name in an evaluation."""
+    way: str
+    """``min`` or ``max``: which is better."""
+    seed: int
+    """The seed of the job."""
+
+
+def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
+    """Draw and train the trials, show all, and return the exit code: 0, or 3 if a run failed.
+
+    Raises DistcoreError before the first run starts, and StoppedError.
+    """
+    count, sampler = request.trials or 0, request.sampler or SAMPLERS[0]
+    if count < 1:
+        raise ConfigError(f"--trials {count}: must be at least 1")
+    if sampler not in SAMPLERS:
+        raise ConfigError(f"--sampler {sampler}: expected one of {', '.join(SAMPLERS)}")
+    extremes = ends(axes)
+    points_of(request, extremes, out)  # refuses every value that cannot be, before the first run
+    judge = _judge_of(request, next(iter(extremes.values())))
+    if request.dry_run:
+        drawn = ", ".join(f"{key} of {_shown(axis)}" for key, axis in axes.items())
+        print(f"{count} trials by {sampler}, judged by {judge.metric} ({judge.way}), in {out}: {drawn}")
+        return 0
+    return _Search(request, axes, out, runs, judge, sampler).run(count)
+
+
+class _Search:
+    """A search that goes on: the trials so far, and the study of Optuna that has seen them."""
+
+    def __init__(self, request: SweepRequest, axes: Axes, out: Path, runs: Runs, judge: Judge, sampler: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._request, self._axes, self._out, self._runs, self._judge = request, axes, out, runs, judge
+        self._sampler = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}[sampler]
+        pruner = optuna.pruners.MedianPruner() if request.prune else optuna.pruners.NopPruner()
+        self._study = optuna.create_study(direction=f"{judge.way}imize", pruner=pruner)
+        self._points: dict[str, Point] = {}
+        self._codes: dict[str, int] = {}
+
+    def run(self, count: int) -> int:
+        """Run the trials; return the exit code of the sweep."""
+        for number in range(count):
+            self._try(number, f"trial {number + 1} of {count}")
+        return show(self._out, [one for one in self._points.values() if one.finished], self._codes, list(self._said()))
+
+    def _try(self, number: int, which: str) -> None:
+        """Draw one trial, train it unless it is there, and tell the study what came of it."""
+        seed = int(np.random.SeedSequence([self._judge.seed, number]).generate_state(1)[0])
+        self._study.sampler = self._sampler(seed=seed)
+        trial = self._study.ask()
+        settings = {key: _draw(trial, key, axis) for key, axis in self._axes.items()}
+        name = name_of(settings)
+        (point,) = points_of(self._request, {name: settings}, self._out)
+        trial.set_user_attr("run", name)
+        self._points[name] = point
+        behind = _Behind(trial, point, self._judge.metric)
+        if behind.is_to_end() and not point.finished:
+            print(f"{which}: {name}: ended early already", file=sys.stderr, flush=True)
+        else:
+            self._codes[name] = self._runs.train(point, which, behind.is_to_end)
+        value = _value(point, self._judge.metric)
+        if behind.is_to_end():
+            self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        elif value is None or not math.isfinite(value):
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(trial, value)
+        self._write()
+
+    def _write(self) -> None:
+        trials = [
+            {"number": one.number, "run": one.user_attrs["run"], "state": one.state.name.lower(), "value": one.value}
+            for one in self._study.trials
+        ]
+        record = {"metric": self._judge.metric, "better": self._judge.way, "trials": trials}
+        (self._out / RECORD).write_text(strict_json(record, indent=1), encoding="utf-8")
+
+    def _said(self) -> Iterator[str]:
+        """Yield the lines below the table: the best trial, what it depended on, and how many were ended early."""
+        states = [one.state.name for one in self._study.trials]
+        if early := states.count("PRUNED"):
+            yield f"ended early: {early} of {len(states)} trials, which were behind the median of those before"
+        if "COMPLETE" not in states:
+            return
+        best = self._study.best_trial
+        run = best.user_attrs["run"]
+        again = f"distcore train {self._out / run / 'config.yaml'} --out NEW"
+        yield f"best: {run}, {self._judge.metric} {best.value:.4g}; the same again: {again}"
+        if len(self._axes) > 1 and states.count("COMPLETE") >= 2 * len(self._axes):
+            weights = _importance(self._study)
+            listed = ", ".join(f"{key} {weight:.2f}" for key, weight in weights.items())
+            yield f"importance for {self._judge.metric}: {listed}"
+
+
+class _Behind:
+    """Whether a trial is behind those before it, by the evaluations in its metrics.jsonl; once True, it stays so."""
+
+    def __init__(self, trial: optuna.trial.Trial, point: Point, metric: str) -> None:
+        self._trial, self._file, self._key = trial, point.folder / "metrics.jsonl", f"eval/{metric}"
+        self._step = 0
+        self._is_behind = False
+
+    def is_to_end(self) -> bool:
+        """Read what is new, and return whether the run is to end."""
+        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+        for line in lines:
+            try:
+                entry: dict[str, Any] = json.loads(line)
+            except ValueError:  # half a line
+                break
+            value, step = entry.get(self._key), entry["step"]
+            if self._is_behind or step <= self._step or value is None:
+                continue
+            self._step = step
+            self._trial.report(value, step)
+            self._is_behind = self._trial.should_prune()
+        return self._is_behind
+
+
+def _judge_of(request: SweepRequest, settings: dict[str, Any]) -> Judge:
+    """Return how trials are judged; raises ConfigError without a metric."""
+    resolved = resolve(load_config(request.config, dict(request.changes) | settings))
+    config, best = resolved.config, resolved.config.checkpoints.best
+    metrics = check(resolved).metrics_of_sets(resolved.task.declared_metrics)
+    # Without a set in its name it is a metric of the first.
+    metric = next((name for name in metrics if best in (name, name.partition("/")[2])), None)
+    if metric is None:
+        raise ConfigError("--trials: needs a metric to judge by; name one by checkpoints.best")
+    if request.prune and not (config.eval_at_epoch_end or config.eval_every):
+        raise ConfigError("--prune: nothing is evaluated before the end; set --eval-every")
+    return Judge(metric, metrics[metric], config.seed)
+
+
+def _draw(trial: optuna.trial.Trial, key: str, axis: Range | list[Any]) -> Any:
+    if not isinstance(axis, Range):
+        values = {text_of(value): value for value in axis}
+        return values[trial.suggest_categorical(key, list(values))]
+    if axis.is_whole:
+        return trial.suggest_int(key, int(axis.low), int(axis.high), log=axis.log)
+    return float(f"{trial.suggest_float(key, axis.low, axis.high, log=axis.log):.{DIGITS}g}")
+
+
+def _shown(axis: Range | list[Any]) -> str:
+    return str(axis) if isinstance(axis, Range) else "|".join(map(text_of, axis))
+
+
+def _value(point: Point, metric: str) -> float | None:
+    """Return the metric of a finished run at its best evaluation; ``None`` if it has none."""
+    if not point.finished:
+        return None
+    best = json.loads((point.folder / "report.json").read_text(encoding="utf-8"))["best"]
+    return float(best["value"]) if best and best["metric"] == metric else None
+
+
+def _importance(study: optuna.Study) -> dict[str, float]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the evaluator is young
+        return optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
