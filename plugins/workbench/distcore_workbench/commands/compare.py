@@ -97,7 +97,8 @@ def sweep(arguments: argparse.Namespace) -> int:
 
     ``arguments``: those of ``distcore train``.
     """
-    from distcore_workbench.compare.sweep import SweepRequest, run
+    from distcore_workbench.compare.sweep import run
+    from distcore_workbench.compare.sweep_points import SweepRequest
 
     given = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
     return run(SweepRequest(**{field.name: given[field.name] for field in fields(SweepRequest) if field.name in given}))

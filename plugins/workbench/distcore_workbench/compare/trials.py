@@ -21,7 +21,7 @@ import numpy as np
 from distcore import ConfigError, load_config
 from distcore.files import strict_json
 from distcore.jobs import check, resolve
-from distcore_workbench.compare.sweep import SweepRequest, points_of, show
+from distcore_workbench.compare.sweep_points import SweepRequest, points_of, show
 from distcore_workbench.compare.sweep_runs import Point, Runs
 from distcore_workbench.compare.sweep_space import Axes, Range, ends, name_of, text_of
 
@@ -77,7 +77,7 @@ class _Search:
         self._request, self._axes, self._out, self._runs, self._judge = request, axes, out, runs, judge
         self._sampler = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}[sampler]
         pruner = optuna.pruners.MedianPruner() if request.prune else optuna.pruners.NopPruner()
-        self._study = optuna.create_study(direction=f"{judge.way}imize", pruner=pruner)
+        self._study = optuna.create_study(direction="minimize" if judge.way == "min" else "maximize", pruner=pruner)
         self._points: dict[str, Point] = {}
         self._codes: dict[str, int] = {}
 
