@@ -27,7 +27,7 @@ def test_the_readme_is_read_in_five_minutes() -> None:
 
 def test_the_documentation_says_each_thing_once() -> None:
     """The page of a new feature may raise the bound by its own words, up to 35,000; no other page may."""
-    assert words_of(*(ROOT / "docs").rglob("*.md"), *ROOT.glob("plugins/*/README.md")) <= 34_993
+    assert words_of(*(ROOT / "docs").rglob("*.md"), *ROOT.glob("plugins/*/README.md")) <= 35_000
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/decisions").glob("*.md")), ids=lambda page: page.stem)

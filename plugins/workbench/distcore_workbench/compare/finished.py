@@ -9,6 +9,7 @@ from distcore.files import strict_json
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.compare.comparison import free_folder, write
 from distcore_workbench.compare.comparison_table import FILE_WIDTH
+from distcore_workbench.compare.trial_record import said_of
 from distcore_workbench.pages.document import command_line
 from distcore_workbench.report.curves import charts_of, lines_of
 from distcore_workbench.report.folders import folders_of, read
@@ -25,6 +26,7 @@ def run(paths: Sequence[Path], out: str | None) -> int:
     folder = free_folder(out) if out else None
     runs = [read(path) for path in folders_of(paths, "compare", WHAT_TO_GIVE)]
     facts = facts_of(runs, command_line())
+    facts["notes"] += [line for path in paths for line in said_of(path)]
     show(facts)
     if folder is not None:
         charts = charts_of([lines_of(one.folder, one.config) for one in runs], [evaluation_data(one) for one in runs])

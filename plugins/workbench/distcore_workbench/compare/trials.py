@@ -24,6 +24,7 @@ from distcore.jobs import check, resolve
 from distcore_workbench.compare.sweep_points import SweepRequest, points_of, show
 from distcore_workbench.compare.sweep_runs import Point, Runs
 from distcore_workbench.compare.sweep_space import Axes, Range, ends, name_of, text_of
+from distcore_workbench.compare.trial_record import RECORD, said_of
 
 try:
     import optuna
@@ -34,8 +35,6 @@ SAMPLERS = ("tpe", "random")
 """The values of ``--sampler``."""
 DIGITS = 4
 """Significant digits of a number that is drawn: its run is named by it."""
-RECORD = "trials.json"
-"""The file with all trials, in the folder of the sweep."""
 
 
 class Judge(NamedTuple):
@@ -117,23 +116,27 @@ class _Search:
             for one in self._study.trials
         ]
         record = {"metric": self._judge.metric, "better": self._judge.way, "trials": trials}
+        record["importance"] = self._importance()
         (self._out / RECORD).write_text(strict_json(record, indent=1), encoding="utf-8")
 
     def _said(self) -> Iterator[str]:
         """Yield the lines below the table: the best trial, what it depended on, and how many were ended early."""
-        states = [one.state.name for one in self._study.trials]
-        if early := states.count("PRUNED"):
-            yield f"ended early: {early} of {len(states)} trials, which were behind the median of those before"
-        if "COMPLETE" not in states:
-            return
-        best = self._study.best_trial
-        run = best.user_attrs["run"]
-        again = f"distcore train {self._out / run / 'config.yaml'} --out NEW"
-        yield f"best: {run}, {self._judge.metric} {best.value:.4g}; the same again: {again}"
-        if len(self._axes) > 1 and states.count("COMPLETE") >= 2 * len(self._axes):
-            weights = _importance(self._study)
-            listed = ", ".join(f"{key} {weight:.2f}" for key, weight in weights.items())
-            yield f"importance for {self._judge.metric}: {listed}"
+        yield from said_of(self._out)
+        if any(one.state.name == "COMPLETE" for one in self._study.trials):
+            best = self._study.best_trial
+            run = best.user_attrs["run"]
+            again = f"distcore train {self._out / run / 'config.yaml'} --out NEW"
+            yield f"best: {run}, {self._judge.metric} {best.value:.4g}; the same again: {again}"
+
+    def _importance(self) -> dict[str, float]:
+        """Return each key's share in the differences of the metric; empty as long as there are few trials."""
+        complete = [one for one in self._study.trials if one.state.name == "COMPLETE"]
+        if len(self._axes) < 2 or len(complete) < 2 * len(self._axes):
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the evaluator is young
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 
 
 class _Behind:
@@ -155,9 +158,9 @@ class _Behind:
             value, step = entry.get(self._key), entry["step"]
             if self._is_behind or step <= self._step or value is None:
                 continue
-            self._step = step
+            is_first, self._step = not self._step, step  # the first says little: the learning rate may still rise
             self._trial.report(value, step)
-            self._is_behind = self._trial.should_prune()
+            self._is_behind = not is_first and self._trial.should_prune()
         return self._is_behind
 
 
@@ -194,9 +197,3 @@ def _value(point: Point, metric: str) -> float | None:
         return None
     best = json.loads((point.folder / "report.json").read_text(encoding="utf-8"))["best"]
     return float(best["value"]) if best and best["metric"] == metric else None
-
-
-def _importance(study: optuna.Study) -> dict[str, float]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the evaluator is young
-        return optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())

@@ -11,6 +11,7 @@ from distcore_workbench.report.curve_figures import CurveFigures, controls
 from distcore_workbench.report.curves import Chart
 from distcore_workbench.report.predictions import Confusion
 from distcore_workbench.report.report_content import Content
+from distcore_workbench.report.settings_figure import settings_figure
 from distcore_workbench.report.side_by_side import Facts, cells, headings
 from distcore_workbench.report.terminal import skipped_fraction
 
@@ -32,9 +33,10 @@ def runs_page(
     """Return a page of the table of runs and their curves; ``above`` and ``below`` them stands more HTML."""
     names = [str(run["name"]) for run in facts["runs"]]
     curves = CurveFigures(charts, names)
-    drawn = f"{controls(names)}{plot_places(curves.figures)}" if charts else ""
+    figures = [*filter(None, [settings_figure(facts)]), *curves.figures]
+    drawn = f"{controls(names) if charts else ''}{plot_places(figures)}" if figures else ""
     body = f"{above}\n{runs_table(facts)}\n{remark_list(remarks)}\n{drawn}{below}\n"
-    return document(title, facts["command"], body, curves.figures, curves.axes)
+    return document(title, facts["command"], body, figures, curves.axes)
 
 
 def runs_table(facts: Facts) -> str:

@@ -87,6 +87,10 @@ def test_a_stopped_search_goes_on_to_the_trials_of_one_that_was_not(
     assert f"best: {best['run']}, loss {best['value']:.4g}; the same again: " in out
     assert re.search(r"^importance for loss: lr \d\.\d+, seed \d\.\d+$", out, re.M)
 
+    assert main(["compare", "whole", "--out", "page"]) == 0
+    assert f"ended early: {states.count('pruned')} of 7 trials" in capfd.readouterr().out
+    assert "Settings and loss, the best run in bold" in Path("page/compare.html").read_text()
+
     assert main(["train", f"whole/{best['run']}/config.yaml", "--out", "again"]) == 0
     last = "checkpoints/step-00000040"
     again, expected = read_tensors(Path("again", last)), read_tensors(Path("whole", best["run"], last))

@@ -45,7 +45,8 @@
     const [least, most] = [xs.reduce((a, b) => Math.min(a, b), Infinity), xs.reduce((a, b) => Math.max(a, b), 0)];
     const ends = least < most ? [least, most] : [0, 2 * most || 1];  // the curves may be one point
     return figure.traces.flatMap(trace =>
-      "axis" in trace ? curve(trace) : "constant" in trace ? baseline(trace, ends) : [trace]);
+      "axis" in trace ? curve(trace) : "constant" in trace ? baseline(trace, ends) :
+        [{ ...trace, visible: !chosen.hidden.has(trace.run) }]);
   }
 
   const hasCurves = figure => figure.traces.some(trace => "axis" in trace);
