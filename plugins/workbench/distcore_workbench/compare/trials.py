@@ -115,8 +115,8 @@ class _Search:
             {"number": one.number, "run": one.user_attrs["run"], "state": one.state.name.lower(), "value": one.value}
             for one in self._study.trials
         ]
-        record = {"metric": self._judge.metric, "better": self._judge.way, "trials": trials}
-        record["importance"] = self._importance()
+        judged = {"metric": self._judge.metric, "better": self._judge.way}
+        record = {**judged, "trials": trials, "importance": self._importance()}
         (self._out / RECORD).write_text(strict_json(record, indent=1), encoding="utf-8")
 
     def _said(self) -> Iterator[str]:
