@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tarfile
 import zipfile
 from importlib.metadata import version
@@ -42,6 +44,16 @@ def test_make_dist_builds_an_sdist_and_a_wheel_of_every_distribution(distributio
         f"{package}-{version(package)}{end}" for package in DISTRIBUTIONS for end in (".tar.gz", "-py3-none-any.whl")
     }
     assert {file.name for file in distributions.iterdir()} == expected
+
+
+@pytest.mark.parametrize("package", ["distcore_core", "distcore_workbench"])
+def test_a_second_build_has_the_same_bytes(distributions: Path, tmp_path: Path, package: str) -> None:
+    source = ROOT / "core" if package == "distcore_core" else plugin_of(package)
+    command = [sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    again = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert len(again) == 2
+    assert all((distributions / name).read_bytes() == content for name, content in again.items())
 
 
 @pytest.mark.parametrize("package", DISTRIBUTIONS)
