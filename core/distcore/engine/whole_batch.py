@@ -43,6 +43,7 @@ def train_whole_batch(
 
     def embed(number: int) -> dict[str, Tensor]:
         micro, batch = micros[number]
+        run.tally.muted = micro.is_padding
         if len(micros) > 1:
             seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
         if masks := current_masks():
