@@ -16,7 +16,7 @@ Settings = dict[str, dict[str, float | str]]
 
 def contracts() -> Iterator[tuple[str, type[TaskContract]]]:
     """Yield the contracts of the tasks that come with distcore, named by task and class."""
-    for path in sorted(ROOT.glob("plugins/tasks/tests/*/test_contract.py")):
+    for path in sorted(ROOT.glob("plugins/tasks/tests/*/test_contract*.py")):
         spec = importlib.util.spec_from_file_location(f"contract_of_{path.parent.name}", path)
         assert spec is not None
         assert spec.loader is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,10 +25,12 @@ CONFIG: dict[str, Any] = {
 
 
 class Net(nn.Module):
+    tp_plan: ClassVar = {"head": "colwise_gather_output"}
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 3, bias=False)
-        self.norm, self.other, self.head = nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.Linear(4, 3)
+        self.norm, self.other, self.head = nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.Linear(4, 4)
         self.recomputes = False
 
     def body(self, images: Tensor) -> Tensor:
@@ -61,12 +63,21 @@ class Blobs(Simple):
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def plain() -> tuple[dict[str, Tensor], Tensor]:
-    """Train in plain PyTorch on whole global batches; return a checkpoint's tensors, and the first loss."""
+class WholeBlobs(Blobs):
+    def embed(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        logits: Tensor = model(batch[0])
+        return {"logits": logits, "loss": F.cross_entropy(logits, batch[1], reduction="none")}
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        return embeddings["loss"].mean() + embeddings["logits"].mean(0).square().sum()
+
+
+def plain() -> dict[str, Tensor]:
+    """Train in plain PyTorch on whole global batches; return a checkpoint's tensors."""
     config, task = load_config(None, CONFIG), Blobs()
     data = task.prepare(config)
     torch.manual_seed(config.seed)
-    model, plan, losses = task.model(), training_plan(config, data.train), []
+    model, plan = task.model(), training_plan(config, data.train)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.0, foreach=False)
     for number in range(STEPS):
         epoch, step = divmod(number, plan.steps)
@@ -74,8 +85,7 @@ def plain() -> tuple[dict[str, Tensor], Tensor]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())
-    return state_of(model, optimizer), torch.stack(losses)
+    return state_of(model, optimizer)
 
 
 def run(out: Path, task: Any = None, **changes: Any) -> dict[str, Tensor]:
@@ -83,13 +93,16 @@ def run(out: Path, task: Any = None, **changes: Any) -> dict[str, Tensor]:
     return dict(read_tensors(max((out / "checkpoints").iterdir())))
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
-    assert apart(run(tmp_path / "run", micro_batch_size=size), plain()[0])[0] <= 1e-6
+    assert apart(run(tmp_path / "run", micro_batch_size=size), plain())[0] <= 1e-6
 
 
 @pytest.mark.ranks
-@pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-mesh", "distcore-accelerate", "distcore-deepspeed")
+@pytest.mark.needs(
+    "distcore-tasks", "distcore-ddp", "distcore-fsdp", "distcore-mesh", "distcore-accelerate", "distcore-deepspeed"
+)
 @pytest.mark.parametrize(
     ("strategy", "options", "changes"),
     [
@@ -106,12 +119,42 @@ def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
 )
 def test_ranks_change_nothing(strategy: str, options: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
     changed = {"strategy": strategy, "strategy_options": options, "nproc": 2} | changes
-    assert apart(run(tmp_path / "run", **changed), plain()[0]) <= (5e-6, "")
+    assert apart(run(tmp_path / "run", **changed), plain())[0] <= 1e-6
 
 
 @pytest.mark.ranks
-@pytest.mark.needs("distcore-ddp")
+@pytest.mark.needs("distcore-tasks", "distcore-ddp")
 def test_recomputation_counts_no_row_twice(tmp_path: Path) -> None:
     ended = run(tmp_path / "run", Blobs(recomputes=True), strategy="ddp", nproc=2)
-    expected = {name: value for name, value in plain()[0].items() if "num_batches" not in name}
-    assert apart(ended, expected)[0] <= 1e-6
+    assert apart(ended, plain())[0] <= 1e-6
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks", "distcore-ddp", "distcore-fsdp")
+def test_a_loss_over_the_global_batch_reads_one_statistic(tmp_path: Path) -> None:
+    single, ddp = (
+        run(tmp_path / name, WholeBlobs(), strategy=name, nproc=ranks) for name, ranks in (("single", 1), ("ddp", 2))
+    )
+    assert apart(ddp, single)[0] <= 1e-6
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks", "distcore-ddp")
+def test_without_the_extension_ranks_have_statistics_of_their_own(tmp_path: Path) -> None:
+    ended = run(tmp_path / "run", strategy="ddp", nproc=2, extensions={"progress": False, "batch_norm": False})
+    assert apart(ended, plain())[0] > 1e-3
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_a_line_says_that_rows_are_computed_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "distcore"):
+        run(tmp_path / "run", log_level="info")
+    assert "batch_norm: statistics over all rows of a step; a rank computes its 8 rows at once" in caplog.messages
+    assert not [line for line in caplog.messages if line.startswith("note:")]
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks", "distcore-mesh")
+def test_a_line_says_where_the_strategy_cannot(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", strategy="mesh", strategy_options={"tp": 2}, nproc=2, log_level="info")
+    assert "note:   batch normalization mixes the rows of a micro-batch" in capfd.readouterr().err

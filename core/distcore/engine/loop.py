@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +22,6 @@ from distcore.engine.updates import WithLoss, update_of
 from distcore.engine.whole_batch import train_whole_batch
 from distcore.errors import TaskError
 from distcore.model import averages
-from distcore.model.batch_norm import is_global, use_global_statistics
 from distcore.model.row_dropout import RowMasks, use_row_masks
 from distcore.plugin.batching.columns import Column, common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
@@ -72,13 +70,11 @@ def steps(
 def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress) -> Iterator[StepAhead]:
     """Yield each step from ``progress`` on. The caller updates weights and calls ``finish`` before the next step."""
     plan = training_plan(run.config, dataset)
-    if is_global(run):
-        plan = replace(plan, micro_batch=plan.global_batch, by_tokens=None)
     sampler = hooks.build_sampler(run, plan)
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     run.model.train()
-    with use_row_masks(run) as masks, use_global_statistics(run), Prefetcher(run.world.device) as prefetcher:
+    with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
 
         def finish(result: StepResult) -> Progress:
             nonlocal progress

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.config import GIVEN
-from distcore.model.batch_norm import is_global
 from distcore.model.optim import warmup_steps
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.task import Datasets
@@ -45,10 +44,8 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     yield f"model:  {named}, {size['parameters']:,} parameter{'s' * (size['parameters'] != 1)}{trained}"
     ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on {run.world.device.type}"
     yield f"ranks:  {ranks}, in {config.precision}"
-    if is_global(run):
-        rows = config.global_batch_size // run.world.shards
-        yield f"note:   batch normalization: a rank computes its {rows} rows of a step at once"
-    elif run.world.shards * run.accumulation > 1 and any(isinstance(part, _BatchNorm) for part in run.module.modules()):
+    torchs = [part for part in run.module.modules() if isinstance(part, _BatchNorm) and not hasattr(part, "is_global")]
+    if run.world.shards * run.accumulation > 1 and torchs:
         yield "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
     ends = f" (max_steps, not epochs {config.epochs})" if config.max_steps and config.epochs > 1 else ""

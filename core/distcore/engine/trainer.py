@@ -30,7 +30,6 @@ from distcore.engine.shared_folder import check_shared
 from distcore.errors import StoppedError, StrategyError
 from distcore.files import hold
 from distcore.model import averages
-from distcore.model.batch_norm import is_global
 from distcore.model.model_source import model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.plugin.extensions import load_extensions
@@ -151,8 +150,6 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         tally=Tally((*bound.logs, *bound.phases, *hooks.logs)),
         facts={"model": model_size(module), "micro_batches": cut(config)},
     )
-    if training and is_global(run):
-        run = replace(run, accumulation=1)
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config, bound.phases) if training else None)
     if bound.has("frozen"):
         run = with_frozen(replace(run, model=wrapped.model), hooks, bound, data)

@@ -1,0 +1,123 @@
+"""Batch normalization over the global batch: equal for any number of ranks and any micro-batches.
+
+The statistics of a layer follow from the outputs of the layer below for all rows of a step. Each rank therefore
+computes its rows in one micro-batch, and ranks add up their sums: for the mean, then for the variance.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+
+from distcore import BatchPlan, MicroBatch, OptimizerFactory, PreparedModel, Run, Sampler, hookimpl
+
+log = logging.getLogger("distcore")
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """A layer whose statistics in training are those of the rows of all ranks."""
+
+    is_global = True
+    """Tells the core that results do not depend on micro-batches."""
+    run: Run | None
+    """The run, if it has several ranks."""
+
+    @torch.compiler.disable
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize ``(n, channels, …)``."""
+        if self.run is None or not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        share = 0.0 if self.run.tally.muted else 1.0  # rows of a padding micro-batch do not count
+        wide, axes, shape = input.float(), [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
+        values = wide.new_full((1,), wide.numel() / wide.shape[1])  # of a channel
+        sums = _sum(torch.cat([wide.sum(axes), values]) * share, self.run)
+        mean, total = sums[:-1] / sums[-1], sums[-1]
+        centered = wide - mean.view(shape)
+        variance = _sum(centered.square().sum(axes) * share, self.run) / total
+        if torch._C._current_graph_task_id() == -1:  # once per step: not in recomputation, within the backward pass
+            self._count(mean, variance, total)
+        scale = (variance + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight.float())
+        normalized = centered * scale.view(shape)
+        return (normalized if self.bias is None else normalized + self.bias.float().view(shape)).to(input.dtype)
+
+    @torch.no_grad()
+    def _count(self, mean: Tensor, variance: Tensor, values: Tensor) -> None:
+        """Move the running statistics toward those of a step, of so many ``values`` a channel."""
+        assert self.num_batches_tracked is not None  # it has running statistics
+        self.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, variance * (values / (values - 1)))):
+            assert running is not None
+            running.lerp_(new.to(running.dtype), momentum)
+
+
+class BatchNorm:
+    """Has the layers of a model that trains count the rows of all ranks, where the strategy allows it."""
+
+    @hookimpl(wrapper=True)
+    def wrap_model(
+        self, run: Run, make_optimizer: OptimizerFactory | None
+    ) -> Generator[None, PreparedModel, PreparedModel]:
+        """Replace the class of each layer with running statistics."""
+        prepared = yield
+        if make_optimizer is None or not _can_join(run):
+            return prepared
+        for layer in run.module.modules():
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats and not isinstance(layer, SyncBatchNorm):
+                layer.__class__ = type(f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {})
+                layer.run = run if run.world.size > 1 else None
+        return prepared
+
+    @hookimpl(wrapper=True)
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
+        """Join the micro-batches of a rank in each training step of such a model."""
+        sampler = yield
+        is_training = plan.order in ("shuffled", "window")
+        if not (is_training and any(isinstance(layer, GlobalBatchNorm) for layer in run.module.modules())):
+            return sampler
+        if run.world.is_main:
+            rows = -(-plan.global_batch // run.world.shards)
+            log.info("batch_norm: statistics over all rows of a step; a rank computes its %d rows at once", rows)
+        return partial(_joined, sampler)
+
+
+def _can_join(run: Run) -> bool:
+    """Return True if each rank has rows of its own and all layers, and the ranks have a group."""
+    world = run.world
+    has_ranks = world.size == 1 or (world.group is not None and world.shards == world.size)
+    return has_ranks and run.capabilities.calls_any_time
+
+
+def _joined(sampler: Sampler, epoch: int, step: int) -> Sequence[MicroBatch]:
+    """Return the micro-batches of a step as one."""
+    micros = sampler(epoch, step)
+    rows = [micro.indices for micro in micros if not micro.is_padding]
+    return [MicroBatch(np.concatenate(rows))] if rows else [replace(micros[0], last=True)]
+
+
+def _sum(values: Tensor, run: Run) -> Tensor:
+    """Return the sum of ``values`` over ranks; its backward pass is one, too."""
+    return _Sum.apply(values, run)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, and in the backward pass that of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, run: Run) -> Tensor:
+        ctx.group = run.world.group
+        total: Tensor = ctx.group.sum(values)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.group.sum(gradient), None
