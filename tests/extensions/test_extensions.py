@@ -82,11 +82,11 @@ def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConf
     ]
 
 
-@pytest.mark.needs("distcore-workbench")
+@pytest.mark.needs("distcore-workbench", "distcore-tasks")
 def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
     loaded = load_extensions(with_extensions(config, nan_guard=True))
-    assert list(loaded) == ["progress", "metrics", "watchdog", "nan_guard"]
-    assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics", "watchdog"]
+    assert list(loaded) == ["progress", "metrics", "batch_norm", "watchdog", "nan_guard"]
+    assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics", "batch_norm", "watchdog"]
 
 
 def test_on_by_default_is_what_distributions_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,9 +92,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     with _one_line(resolved.config.out, rank_info):
         if rank_info is not None or (resolved.config.nproc == 1 and not resolved.config.max_restarts):
             return trainer.train(resolved, rank_info or RankInfo())
-        data = check(resolved)
-        preload(resolved, data)
-        del data  # ranks have their own
+        preload(resolved, check(resolved))
         return launch_and_restart(resolved.config, task)
 
 

@@ -1,13 +1,12 @@
-"""Image models: a convolutional network, vision transformers with random weights, local folders and hub models."""
+"""Image models: built-in ones with random weights, local folders and hub models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distcore import ModelError
 from distcore_tasks.image_classification.options import ImageOptions
-from distcore_tasks.image_classification.shapes import SHAPES, ViTShape
+from distcore_tasks.image_classification.shapes import SHAPES, ResNetShape, ViTShape
 from distcore_tasks.shared.pretrained import class_fields, load_model, set_dropout
 
 if TYPE_CHECKING:
@@ -35,11 +34,11 @@ def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) 
     shape, fields = SHAPES.get(options.model), class_fields(classes)
     if shape is None:
         folder = options.model_folder()
-        model = load_model("AutoModelForImageClassification", options.model, folder, options.dropout, **fields)
-        _check_layers(options.model, model)
-        return model
+        return load_model("AutoModelForImageClassification", options.model, folder, options.dropout, **fields)
     if isinstance(shape, ViTShape):
         return _transformer(shape, options, image_size, fields)
+    if isinstance(shape, ResNetShape):
+        return _residual(shape, fields)
     from distcore_tasks.image_classification.conv import ConvNet
 
     return ConvNet(shape.widths, len(classes), options.dropout or 0.0)
@@ -62,12 +61,10 @@ def _transformer(shape: ViTShape, options: ImageOptions, image_size: int, fields
     return model
 
 
-def _check_layers(name: str, model: nn.Module) -> None:
-    """Raise ModelError for a model whose prediction for an image depends on the rest of the batch."""
-    from torch.nn.modules.batchnorm import _BatchNorm
+def _residual(shape: ResNetShape, fields: dict[str, Any]) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
 
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise ModelError(
-            f"model {name}: has batch normalization, so what it learns would depend on the images that share a "
-            "micro-batch; take a model without it, such as ViT, DeiT, Swin or ConvNeXt"
-        )
+    first = 64 if shape.layer == "bottleneck" else shape.widths[0]
+    sizes = {"embedding_size": first, "hidden_sizes": list(shape.widths), "depths": list(shape.depths)}
+    model: nn.Module = ResNetForImageClassification(ResNetConfig(**sizes, layer_type=shape.layer, **fields))
+    return model

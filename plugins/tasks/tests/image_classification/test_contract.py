@@ -1,4 +1,4 @@
-"""Image classification keeps the laws from its side, with either kind of model."""
+"""Image classification keeps the laws from its side, with each kind of model."""
 
 from typing import ClassVar
 
@@ -13,3 +13,8 @@ class TestConvNet(TaskContract):
 class TestTransformer(TaskContract):
     task = "image-classification"
     settings: ClassVar = {"task_options.model": "vit-tiny", "task_options.augment.flip": True}
+
+
+class TestResNet(TaskContract):
+    task = "image-classification"
+    settings: ClassVar = {"task_options.model": "resnet-tiny"}
