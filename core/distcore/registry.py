@@ -41,7 +41,8 @@ ELSEWHERE = {
     | {"migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
     "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
-    | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers") | {"batch_norm": "tasks"},
+    | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
+    | {"batch_norm": "tasks"},
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
     "readers": {"files": "data"},

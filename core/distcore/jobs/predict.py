@@ -103,7 +103,8 @@ def check(
 ) -> Prediction:
     """Read and check all rows once, and an unfinished ``out``; writes nothing, raises DistcoreError."""
     resolved = resolve_here(config, training=False, task=task)
-    predicting = _check_task(resolved)
+    predicting = resolved.task
+    predicting.check_predicts_rows(resolved.config.task)
     facts: dict[str, object] = {
         "checkpoint": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
         "data file": prediction_rows.content(file),
@@ -140,7 +141,7 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
 
 def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, prediction: Prediction) -> None:
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
-    config, task = resolved.config, _check_task(resolved)
+    config, task = resolved.config, resolved.task
     data, out = task.data_of(prediction.path, config), prediction.out
     run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
@@ -167,8 +168,3 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
 
 def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
     out.add(task.unlabeled_lines(outputs, data, rows))
-
-
-def _check_task(resolved: Resolved) -> BoundTask:
-    resolved.task.check_predicts_rows(resolved.config.task)
-    return resolved.task

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore import BatchPlan, MicroBatch, OptimizerFactory, PreparedModel, Run, Sampler, hookimpl
 
@@ -67,12 +67,12 @@ class BatchNorm:
     def wrap_model(
         self, run: Run, make_optimizer: OptimizerFactory | None
     ) -> Generator[None, PreparedModel, PreparedModel]:
-        """Replace the class of each layer with running statistics."""
+        """Replace the class of each layer with running statistics that computes as torch's does."""
         prepared = yield
         if make_optimizer is None or not _can_join(run):
             return prepared
         for layer in run.module.modules():
-            if isinstance(layer, _BatchNorm) and layer.track_running_stats and not isinstance(layer, SyncBatchNorm):
+            if type(layer).forward is _BatchNorm.forward and layer.track_running_stats:
                 layer.__class__ = type(f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {})
                 layer.run = run if run.world.size > 1 else None
         return prepared

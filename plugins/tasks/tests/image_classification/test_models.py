@@ -141,5 +141,7 @@ def test_a_folder_without_a_preprocessor_is_refused_and_one_without_a_tokenizer_
 
 
 def test_a_name_that_is_not_built_in_lists_those_that_are() -> None:
-    with pytest.raises(ModelError, match=r"'vit-tinny': not built in \(conv-tiny, resnet-tiny, .*did you mean 'vit-tiny'"):
+    with pytest.raises(
+        ModelError, match=r"'vit-tinny': not built in \(conv-tiny, resnet-tiny, .*did you mean 'vit-tiny'"
+    ):
         ImageClassification(model="vit-tinny").prepare(RunConfig())
