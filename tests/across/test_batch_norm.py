@@ -158,3 +158,24 @@ def test_a_line_says_that_rows_are_computed_at_once(tmp_path: Path, caplog: pyte
 def test_a_line_says_where_the_strategy_cannot(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run", strategy="mesh", strategy_options={"tp": 2}, nproc=2, log_level="info")
     assert "note:   batch normalization mixes the rows of a micro-batch" in capfd.readouterr().err
+
+
+class Activated(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+class ActivatedBlobs(Blobs):
+    def model(self) -> nn.Module:
+        net = Net()
+        net.norm = Activated(4)
+        net.other = Activated(4)
+        return net
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_a_layer_with_a_forward_of_its_own_is_left_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "distcore"):
+        run(tmp_path / "run", ActivatedBlobs(), log_level="info")
+    assert [line for line in caplog.messages if "batch normalization mixes the rows" in line]
+    assert not [line for line in caplog.messages if line.startswith("batch_norm:")]

@@ -30,12 +30,12 @@ class GlobalBatchNorm(_BatchNorm):
     run: Run | None
     """The run, if it has several ranks."""
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: Tensor) -> Tensor:
         """Normalize ``(n, channels, …)``."""
         if self.run is None or not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         share = 0.0 if self.run.tally.muted else 1.0  # rows of a padding micro-batch do not count
         wide, axes, shape = input.float(), [0, *range(2, input.dim())], [1, -1] + [1] * (input.dim() - 2)
         values = wide.new_full((1,), wide.numel() / wide.shape[1])  # of a channel
@@ -72,9 +72,10 @@ class BatchNorm:
         if make_optimizer is None or not _can_join(run):
             return prepared
         for layer in run.module.modules():
-            if type(layer).forward is _BatchNorm.forward and layer.track_running_stats:
+            is_torchs = isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward
+            if is_torchs and layer.track_running_stats:
                 layer.__class__ = type(f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {})
-                layer.run = run if run.world.size > 1 else None
+                layer.run = run if run.world.size > 1 else None  # type: ignore[assignment]
         return prepared
 
     @hookimpl(wrapper=True)
@@ -119,5 +120,5 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.group.sum(gradient), None

@@ -65,6 +65,6 @@ def _residual(shape: ResNetShape, fields: dict[str, Any]) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     first = 64 if shape.layer == "bottleneck" else shape.widths[0]
-    sizes = {"embedding_size": first, "hidden_sizes": list(shape.widths), "depths": list(shape.depths)}
+    sizes: dict[str, Any] = {"embedding_size": first, "hidden_sizes": list(shape.widths), "depths": list(shape.depths)}
     model: nn.Module = ResNetForImageClassification(ResNetConfig(**sizes, layer_type=shape.layer, **fields))
     return model

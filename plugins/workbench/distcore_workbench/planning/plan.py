@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore import (
     ConfigError,
@@ -182,11 +183,12 @@ def _plain(model: nn.Module) -> torch.optim.Optimizer:
 
 def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     """Return the row with a traced step, or with the reason for having none."""
-    config, strategy, memory = one.config, one.strategy, row.memory
+    shards, strategy, memory = shards_of(one.capabilities, row.ranks), one.strategy, row.memory
+    config = _at_once(one.config, shards, model)
     if not isinstance(strategy, TracesStep):
         return replace(row, untraced="the strategy does not say how its step can be traced")
     try:
-        batch, values = longest(config, model.data.train, shards_of(one.capabilities, row.ranks))
+        batch, values = longest(config, model.data.train, shards)
         stand_in = strategy.traced()
         most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsExtraTensors) else row.ranks
         job = TracedJob(
@@ -206,6 +208,15 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
         # A trace knows one memory, that of the device and the main one.
         step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
     return replace(row, step=step, batch=batch, memory=memory or _memory_of(step), reason="")
+
+
+def _at_once(config: RunConfig, shards: int, model: _Model) -> RunConfig:
+    """Return the config with one micro-batch per rank and step where the extension ``batch_norm`` makes it so."""
+    if not (
+        config.extensions.get("batch_norm") and any(isinstance(it, _BatchNorm) for it in model.meta_model.modules())
+    ):
+        return config
+    return with_changes(config, {"micro_batch_size": config.global_batch_size // shards, "micro_batch_tokens": None})
 
 
 def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
