@@ -71,12 +71,14 @@ def test_a_patience_that_no_evaluation_reaches_is_said(
 
 
 @pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
+@pytest.mark.parametrize("is_global", [False, True])
 def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
-    flags: str, is_said: bool, capfd: pytest.CaptureFixture[str]
+    flags: str, is_said: bool, is_global: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", "nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))"))
+    flags += "" if is_global else " --set extensions.batch_norm=false"
     notes = [line for line in lines_of(flags, capfd) if line.startswith("note:")]
-    assert notes == is_said * [
+    assert notes == (is_said and not is_global) * [
         "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
     ]
 
