@@ -70,6 +70,7 @@ def test_a_patience_that_no_evaluation_reaches_is_said(
     assert said == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
 
 
+@pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
 @pytest.mark.parametrize("is_global", [False, True])
 def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
