@@ -4,7 +4,7 @@ Any task may import the names in ``__all__``. Begin with ``files``. pyarrow, dat
 they are first used, so that a task's class can be imported without them.
 """
 
-from distcore_data.bad_rows import skipping
+from distcore_data.bad_rows import BadRows, skipping
 from distcore_data.cache import cache_root, cached_folder
 from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
 from distcore_data.filters import Filtered
@@ -16,6 +16,7 @@ from distcore_data.paths import files_of
 from distcore_data.splits import Split, find_split
 
 __all__ = [
+    "BadRows",
     "Filtered",
     "MixedRows",
     "Record",

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from distcore import DataError
-from distcore_data.formats.columns import Record, RowError
+from distcore_data.formats.columns import CutError, Record, RowError
 
 
 @dataclass(slots=True)
@@ -19,6 +19,14 @@ class BadRows:
     """Most of them."""
     problems: dict[str, None] = field(default_factory=dict)
     """A line for each, with file, row and problem; a row that is read twice is there once."""
+
+    def pass_over(self, error: DataError) -> None:
+        """Add the error of a bad row, or of all rows from one to the end of a file. Raises it if there is no room."""
+        line = f"{error}; the rest of this file is passed over" if isinstance(error, CutError) else str(error)
+        if line not in self.problems and len(self.problems) >= self.limit:
+            more = f"; more bad rows than the {self.limit} of --skip-bad-rows"
+            raise DataError(f"{error}{more if self.limit else ''}")
+        self.problems[line] = None
 
 
 _PASSED_OVER: ContextVar[BadRows | None] = ContextVar("_PASSED_OVER", default=None)
@@ -36,15 +44,20 @@ def skipping(limit: int) -> Iterator[BadRows]:
 
 
 def good_rows(rows: Iterable[Record | RowError]) -> Iterator[Record]:
-    """Yield the records. Raises the first error, unless it is in ``skipping``, where there is room for it."""
+    """Yield the records.
+
+    Raises the first error, unless it is in ``skipping``, where there is room for it, and any record is left.
+    """
+    first, is_empty = None, True
     for row in rows:
         if not isinstance(row, RowError):
+            is_empty = False
             yield row
             continue
         bad = _PASSED_OVER.get()
         if bad is None:
             raise row
-        if str(row) not in bad.problems and len(bad.problems) >= bad.limit:
-            more = f"; more bad rows than the {bad.limit} of --skip-bad-rows"
-            raise DataError(f"{row}{more if bad.limit else ''}")
-        bad.problems[str(row)] = None
+        bad.pass_over(row)
+        first = first or row
+    if first and is_empty:
+        raise first

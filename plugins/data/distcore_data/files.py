@@ -46,7 +46,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     if isinstance(source, Filtered):
         return _kept(source, columns)
     if isinstance(source, Split):
-        return read_arrow_files(source_name(source), source.files, columns)
+        return good_rows(read_arrow_files(source_name(source), source.files, columns))
     return good_rows(chain.from_iterable(map(partial(read_rows, columns=columns), files_of(source))))
 
 

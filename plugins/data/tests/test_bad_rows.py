@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import json
+import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import shard_cases as shards
 
@@ -76,8 +82,98 @@ def test_the_number_is_of_all_files(tmp_path: Path) -> None:
             list(read_records(jsonl(tmp_path), COLUMNS))
 
 
-def test_a_file_that_ends_inside_a_row_is_refused_all_the_same(tmp_path: Path) -> None:
-    source = tar(tmp_path)
-    source.write_bytes(source.read_bytes()[:3000])
-    with skipping(9), pytest.raises(DataError, match=r"row \d: .*a part of the tar file is missing"):
+SHARDS = ["tar", "tar.gz", "jsonl.gz", "jsonl.zst", "csv.gz", "parquet", "mds", "mds zstd", "litdata values",
+          "litdata", "arrow stream", "arrow file"]  # fmt: skip
+
+
+def three_shards(folder: Path, form: str) -> tuple[Path, list[Path]]:
+    """Write 2,000 rows to each of three shards; return their source, and the shards."""
+    rows = [{"text": f"row {n} {n * 7919 % 104729:x}", "label": n % 2} for n in range(6000)]
+    parts = [rows[start : start + 2000] for start in (0, 2000, 4000)]
+    if form.startswith("mds"):
+        source = shards.mds(folder / "rows", rows, per_shard=2000, compression=form.partition(" ")[2] or None)
+        return source, sorted(source.glob("shard*"))
+    if form.startswith("litdata"):
+        kinds = {"data_format": ["str", "int"]} if form == "litdata values" else {}
+        source = shards.litdata(folder / "rows", rows, kinds, per_chunk=2000)
+        return source, sorted(source.glob("chunk*"))
+    suffix = "arrow" if form.startswith("arrow") else form
+    files = [folder / f"{number}.{suffix}" for number in range(3)]
+    for file, part in zip(files, parts, strict=True):
+        if form.startswith("tar"):
+            shards.tar(file, shards.members(part))
+        elif form == "parquet":
+            pq.write_table(pa.Table.from_pylist(part), file, row_group_size=500)
+        elif form.startswith("arrow"):
+            file.write_bytes(shards.arrow_bytes(part, indexed=form == "arrow file", per_batch=100))
+        else:
+            lines = [json.dumps(row) for row in part]
+            if form == "csv.gz":
+                lines = ["text,label", *(f"{row['text']},{row['label']}" for row in part)]
+            kind = "gzip" if file.suffix == ".gz" else "zstd"
+            with pa.CompressedOutputStream(str(file), kind) as packed:
+                packed.write("".join(f"{line}\n" for line in lines).encode())
+    return folder, files
+
+
+@pytest.mark.parametrize("form", SHARDS)
+def test_a_cut_shard_loses_its_last_rows_and_no_other_ones(form: str, tmp_path: Path) -> None:
+    source, files = three_shards(tmp_path, form)
+    whole = [text for text, _ in read_records(source, COLUMNS)]
+    files[1].write_bytes(files[1].read_bytes()[: files[1].stat().st_size * 2 // 3])
+    with pytest.raises(DataError, match=re.escape(files[1].name)) as error:
+        list(read_records(source, COLUMNS))
+    with skipping(1) as bad:
+        kept, again = ([text for text, _ in read_records(source, COLUMNS)] for _ in range(2))
+    (line,) = bad.problems
+    assert line == f"{error.value}; the rest of this file is passed over"
+    assert kept == again
+    left = len(kept) - 4000
+    assert 0 <= left < 2000
+    assert kept == whole[: 2000 + left] + whole[4000:]
+    if form in ("tar", "tar.gz", "jsonl.gz", "csv.gz", "mds", "litdata values", "arrow stream"):  # no index at the end
+        assert left > 0
+
+
+def test_a_damaged_row_group_loses_its_own_rows(tmp_path: Path) -> None:
+    source, files = three_shards(tmp_path, "parquet")
+    whole = [text for text, _ in read_records(source, COLUMNS)]
+    group = pq.ParquetFile(files[1]).metadata.row_group(2).column(0)
+    content, start = bytearray(files[1].read_bytes()), group.dictionary_page_offset or group.data_page_offset
+    content[start : start + group.total_compressed_size] = bytes(group.total_compressed_size)
+    files[1].write_bytes(content)
+    with skipping(1) as bad:
+        kept = [text for text, _ in read_records(source, COLUMNS)]
+    assert kept == whole[:3000] + whole[3500:]
+    (line,) = bad.problems
+    assert line.startswith(f"data file {files[1]}, rows 1001 to 1500: not a readable Parquet file: ")
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_a_value_that_is_no_text_loses_its_row(form: str, tmp_path: Path) -> None:
+    texts = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
+    table = pa.table({"text": texts, "label": [0, 1, 0]})
+    if form == "parquet":
+        pq.write_table(table, tmp_path / "rows.parquet")
+    else:
+        with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
+            file.write(table)
+    with skipping(1) as bad:
+        assert list(read_records(tmp_path / f"rows.{form}", COLUMNS)) == [("a", 0), ("c", 0)]
+    assert next(iter(bad.problems)).startswith(f"data file {tmp_path}/rows.{form}, row 2: 'utf-8' codec can't decode")
+
+
+def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{\n[\n")
+    with skipping(9), pytest.raises(DataError, match=r"rows\.jsonl, line 1, column 2: not valid JSON: [^;]*$"):
+        list(read_records(tmp_path / "rows.jsonl", COLUMNS))
+
+
+def test_a_file_that_the_disk_does_not_give_is_no_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path, compression: str = "") -> io.BytesIO:
+        raise OSError(errno.EIO, "Input/output error")
+
+    source = jsonl(tmp_path)
+    monkeypatch.setattr("distcore_data.formats.opening.open_bytes", failing)
+    with skipping(9), pytest.raises(DataError, match="cannot be read: Input/output error"):
         list(read_records(source, COLUMNS))

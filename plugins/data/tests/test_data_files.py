@@ -201,7 +201,7 @@ def test_a_file_may_be_compressed(tmp_path, suffix, compression):
         file.write(path.read_bytes())
     assert list(read_records(packed, columns)) == list(read_records(path, columns))
     packed.write_bytes(packed.read_bytes()[:-6])
-    with pytest.raises(DataError, match=f"{re.escape(packed.name)}: (cannot be read|is empty)"):
+    with pytest.raises(DataError, match=rf"{re.escape(packed.name)}(, line \d: cannot be read|: is empty)"):
         list(read_records(packed, columns))
 
 

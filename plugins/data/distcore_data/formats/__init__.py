@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distcore_data.formats.arrow_rows import read_arrow_file, read_parquet
-from distcore_data.formats.columns import Columns, Record, RowError
+from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.csv_rows import read_csv
 from distcore_data.formats.json_rows import read_json, read_jsonl
 from distcore_data.formats.litdata import is_litdata, litdata_files, read_litdata
@@ -62,4 +62,4 @@ def format_of(path: Path) -> str:
 def read_rows(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a file or a folder; the error in the place of a row that cannot be read or lacks a column."""
     name = format_of(path)
-    return FOLDERS[name].read(path, columns) if name in FOLDERS else READERS[name](path, columns)
+    return FOLDERS[name].read(path, columns) if name in FOLDERS else until_cut(READERS[name](path, columns))

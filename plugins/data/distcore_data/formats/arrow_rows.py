@@ -4,40 +4,86 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data.formats.columns import NOTHING, Columns, Record, dotted, inside, missing, position, row_error
-from distcore_data.formats.opening import need_pyarrow, reason
+from distcore_data.formats.columns import (
+    NOTHING,
+    Columns,
+    Record,
+    RowError,
+    dotted,
+    inside,
+    missing,
+    position,
+    row_error,
+    until_cut,
+)
+from distcore_data.formats.opening import broken, need_pyarrow, reason
 
 DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
 UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
 """Other exceptions of pyarrow: for two columns of one name, invalid UTF-8, impossible dates."""
+NO_PARQUET = "not a readable Parquet file: "
 FILE, END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The first bytes of a file with an index of its batches, and the last ones of a stream, which has none."""
 
 
-def read_parquet(path: Path, columns: Columns) -> Iterator[Record]:
-    """Yield the rows of a Parquet file."""
-    name = f"data file {path}"
+def read_parquet(path: Path, columns: Columns) -> Iterator[Record | RowError]:
+    """Yield the rows of a Parquet file; after a row group that is damaged those of the next one."""
+    name, start = f"data file {path}", 1
     need_pyarrow(name)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # No threads: ranks are forked from this process, and a fork does not copy threads.
         file = pq.ParquetFile(path, pre_buffer=False)
-        there = file.schema_arrow.names
-        tops = {setting: there[position(name, there, setting, columns)] for setting in columns}
-        for batch in file.iter_batches(DECODED_ROWS, columns=list(dict.fromkeys(tops.values())), use_threads=False):
-            yield from zip(
-                *(_values(name, batch.column(top), top, setting, columns) for setting, top in tops.items()), strict=True
-            )
     except (pa.ArrowException, *UNREADABLE) as error:
-        raise DataError(f"{name}: not a readable Parquet file: {reason(error)}") from None
+        raise broken(name, error, NO_PARQUET) from None
+    for group in range(file.num_row_groups):
+        number = start
+        start += file.metadata.row_group(group).num_rows
+        try:
+            for row in _group_records(name, file, group, number, columns):
+                yield row
+                number += 1
+        except (pa.ArrowException, *UNREADABLE) as error:
+            problem = broken(f"{name}, rows {number} to {start - 1}", error, NO_PARQUET)
+            if not isinstance(problem, RowError):
+                raise problem from None
+            yield problem
+
+
+def _group_records(name: str, file: Any, group: int, start: int, columns: Columns) -> Iterator[Record | RowError]:
+    """Yield the rows of a row group, the first of number ``start``."""
+    there = file.schema_arrow.names
+    tops = [there[position(name, there, setting, columns)] for setting in columns]
+    chosen = {"row_groups": [group], "columns": list(dict.fromkeys(tops))}
+    for batch in file.iter_batches(DECODED_ROWS, use_threads=False, **chosen):  # ranks are forked: no threads
+        yield from _records(name, start, [batch.column(top) for top in tops], tops, columns, [[]] * len(tops))
+        start += batch.num_rows
+
+
+def _records(
+    name: str, start: int, arrays: list[Any], tops: list[str], columns: Columns, classes: list[list[str]]
+) -> Iterator[Record | RowError]:
+    """Yield the rows of Arrow columns, the first of number ``start``; each alone if some cannot be decoded."""
+    try:
+        values = [
+            _with_class_names(name, start, _values(name, array, top, setting, columns), names)
+            for array, top, setting, names in zip(arrays, tops, columns, classes, strict=True)
+        ]
+    except (RowError, *UNREADABLE) as error:
+        if len(arrays[0]) == 1:
+            yield error if isinstance(error, RowError) else row_error(name, start, reason(error))
+            return
+        for row in range(len(arrays[0])):
+            alone = [array.slice(row, 1) for array in arrays]
+            yield from _records(name, start + row, alone, tops, columns, classes)
+    else:
+        yield from zip(*values, strict=True)
 
 
 def _values(name: str, column: Any, top: str, setting: str, columns: Columns) -> list[Any]:
@@ -52,23 +98,23 @@ def _values(name: str, column: Any, top: str, setting: str, columns: Columns) ->
     return chosen
 
 
-def read_arrow_file(path: Path, columns: Columns) -> Iterator[Record]:
+def read_arrow_file(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of one Arrow file."""
     name = f"data file {path}"
     need_pyarrow(name)
     return _read_arrow(name, path, columns, 1, "")
 
 
-def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record]:
+def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of several Arrow files, which are together the source ``name``."""
     start = 1
     for path in files:
-        for row in _read_arrow(name, path, columns, start, f"{path} "):
+        for row in until_cut(_read_arrow(name, path, columns, start, f"{path} ")):
             yield row
             start += 1
 
 
-def _read_arrow(name: str, path: Path, columns: Columns, start: int, where: str) -> Iterator[Record]:
+def _read_arrow(name: str, path: Path, columns: Columns, start: int, where: str) -> Iterator[Record | RowError]:
     """Yield the rows of a memory-mapped file, the first of number ``start``; other columns stay on the disk."""
     import pyarrow as pa
 
@@ -83,7 +129,7 @@ def _read_arrow(name: str, path: Path, columns: Columns, start: int, where: str)
                 raise EOFError("it ends without the end mark of Arrow, so a part is missing: write or fetch it again")
     except (pa.ArrowException, EOFError, *UNREADABLE) as error:
         after = f" after row {number - 1}" if number > 1 else ""
-        raise DataError(f"{name}: {where}cannot be read{after}: {reason(error)}") from None
+        raise broken(name, error, f"{where}cannot be read{after}: ") from None
 
 
 def is_whole(content: Any) -> bool:
@@ -91,7 +137,7 @@ def is_whole(content: Any) -> bool:
     return bool(content[: len(FILE)].to_pybytes() == FILE or content[-len(END) :].to_pybytes() == END)
 
 
-def arrow_records(name: str, content: Any, columns: Columns, start: int) -> Iterator[Record]:
+def arrow_records(name: str, content: Any, columns: Columns, start: int) -> Iterator[Record | RowError]:
     """Yield the rows in a buffer of the Arrow file or stream format."""
     import pyarrow as pa
 
@@ -100,16 +146,13 @@ def arrow_records(name: str, content: Any, columns: Columns, start: int) -> Iter
     reader = (pa.ipc.open_file if indexed else pa.ipc.open_stream)(content, options=options)
     there = reader.schema.names
     places = [position(name, there, setting, columns) for setting in columns]
+    tops = [there[place] for place in places]
     classes = [arrow_class_names(reader.schema, column) for column in columns.values()]
     batches = map(reader.get_batch, range(reader.num_record_batches)) if indexed else reader
     for batch in batches:
         for first in range(0, batch.num_rows, DECODED_ROWS):
             some = batch.slice(first, DECODED_ROWS)
-            values = [
-                _values(name, some.column(place), there[place], setting, columns)
-                for place, setting in zip(places, columns, strict=True)
-            ]
-            yield from zip(*map(partial(_with_class_names, name, start), values, classes), strict=True)
+            yield from _records(name, start, [some.column(place) for place in places], tops, columns, classes)
             start += some.num_rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from distcore import DataError, nearest
 
@@ -17,9 +17,21 @@ class RowError(DataError):
     """The error of one row. A reader that yields it, rather than raising it, goes on after it."""
 
 
+class CutError(RowError):
+    """The error of a row and of all after it in a file: a reader cannot go on after it."""
+
+
 def row_error(name: str, number: int, problem: str) -> RowError:
     """Return the error for row ``number``, counted from 1, of the source ``name``."""
     return RowError(f"{name}, row {number}: {problem}")
+
+
+def until_cut(rows: Iterator[Record | RowError]) -> Iterator[Record | RowError]:
+    """Yield the rows of a file, and last the error of one after which the reader cannot go on."""
+    try:
+        yield from rows
+    except RowError as error:
+        yield CutError(str(error))
 
 
 def tried(read: Callable[[], Record]) -> Record | RowError:

@@ -19,11 +19,13 @@ def read_csv(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
     lines = _csv_lines(path, _delimiter(path, columns))
     header = next(lines, None)
-    if header is None:
-        raise DataError(f"data file {path}: holds no rows")
+    if header is None or isinstance(header, RowError):
+        raise header or DataError(f"data file {path}: holds no rows")
     positions = [position(f"data file {path}", header, setting, columns) for setting in columns]
     for number, line in enumerate(lines, 1):
-        if len(line) != len(header):
+        if isinstance(line, RowError):
+            yield line
+        elif len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
             yield row_error(f"data file {path}", number, problem)
         else:
@@ -41,9 +43,13 @@ def _delimiter(path: Path, columns: Columns) -> str:
     return max(DELIMITERS, key=fit)
 
 
-def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str]]:
+def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str] | RowError]:
     reader = csv.reader(text_lines(path, ""), delimiter=delimiter, strict=True)
-    try:
-        yield from (line for line in reader if line)
-    except csv.Error as error:
-        raise DataError(f"data file {path}, line {reader.line_num}: not valid CSV: {error}") from None
+    while True:
+        try:
+            if line := next(reader):
+                yield line
+        except StopIteration:
+            return
+        except csv.Error as error:  # the reader goes on with the next line
+            yield RowError(f"data file {path}, line {reader.line_num}: not valid CSV: {error}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
 from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records
-from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error
-from distcore_data.formats.opening import need_pyarrow, reason
+from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
+from distcore_data.formats.opening import broken, need_pyarrow, reason
 from distcore_data.formats.row_shards import (
     AGAIN,
     INDEX,
@@ -55,10 +56,13 @@ def read_litdata(folder: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a folder, chunk by chunk as its index lists them."""
     chunks, config = _opened(folder)
     for chunk in chunks:
-        if not chunk.compression and _ends_with_arrow(chunk.path):
-            yield from _arrow_chunk(chunk, columns)
-        else:
-            yield from _chunk(chunk, config, columns)
+        yield from until_cut(_read_chunk(chunk, config, columns))
+
+
+def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:
+    if not chunk.compression and _ends_with_arrow(chunk.path):
+        return _arrow_chunk(chunk, columns)
+    return _chunk(chunk, config, columns)
 
 
 def _opened(folder: Path) -> tuple[list[Shard], dict[str, Any]]:
@@ -95,7 +99,7 @@ def _ends_with_arrow(path: Path) -> bool:
         return file.read() == ARROW_END
 
 
-def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record]:
+def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a memory-mapped chunk."""
     name, rows = f"data file {chunk.path}", 0
     need_pyarrow(name)
@@ -112,7 +116,7 @@ def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record]:
                 yield row
                 rows += 1
     except (pa.ArrowException, *UNREADABLE) as error:
-        raise row_error(name, rows + 1, reason(error)) from None
+        raise broken(f"{name}, row {rows + 1}", error) from None
     if rows != chunk.rows:
         raise row_error(name, rows, f"the chunk has {rows} rows, {INDEX} says {chunk.rows}; {AGAIN}")
 
@@ -120,7 +124,7 @@ def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record]:
 def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a chunk of values: an object with columns, or a list."""
     name, kinds = f"data file {chunk.path}", config["data_format"]
-    names = _names(name, config["data_spec"], len(kinds))
+    names = _names(chunk, config["data_spec"], len(kinds))
     fields = names or [str(place) for place in range(len(kinds))]
     wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in columns})
     decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
@@ -132,10 +136,10 @@ def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterato
         except (ValueError, struct.error) as error:
             yield row_error(name, number, reason(error))
         else:
-            yield record(name, number, list(row.values()) if names is None else row, columns)
+            yield tried(partial(record, name, number, list(row.values()) if names is None else row, columns))
 
 
-def _names(name: str, spec: str, count: int) -> list[str] | None:
+def _names(chunk: Shard, spec: str, count: int) -> list[str] | None:
     """Return the names of a row's values by the structure that PyTorch wrote; ``None`` for a list or a tuple."""
     try:
         _, tree = json.loads(spec)
@@ -147,4 +151,7 @@ def _names(name: str, spec: str, count: int) -> list[str] | None:
             return None
     except (KeyError, TypeError, ValueError):
         pass
+    name = f"data file {chunk.path}"
+    if not chunk.compression and (size := chunk.path.stat().st_size) < chunk.size:  # Arrow rows that lost their end
+        raise row_error(name, 1, f"the chunk has {size} bytes, {INDEX} says {chunk.size}; {AGAIN}")
     raise DataError(f"{name}: a row is neither an object of values nor a list of values; write it so")

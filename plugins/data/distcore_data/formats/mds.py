@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error
+from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import reason
 from distcore_data.formats.row_shards import INDEX, Shard, check_shards, decoders, read_index, row_values, shard_rows
 
@@ -50,19 +50,22 @@ def mds_files(folder: Path) -> list[Path]:
 def read_mds(folder: Path, columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of a folder, shard by shard as its index lists them."""
     for shard, entry in _shards(folder):
-        name = f"data file {shard.path}"
-        names = entry["column_names"]
-        wanted = {names[position(name, names, setting, columns)] for setting in columns}
-        encodings = dict(zip(names, entry["column_encodings"], strict=True))
-        decode = decoders(name, encodings, sorted(wanted), DECODERS)
-        for number, content in enumerate(shard_rows(shard), 1):
-            try:
-                values = zip(names, row_values(content, entry["column_sizes"]), strict=True)
-                row = {column: decode[column](value) for column, value in values if column in wanted}
-            except (ValueError, struct.error) as error:
-                yield row_error(name, number, reason(error))
-            else:
-                yield record(name, number, row, columns)
+        yield from until_cut(_read_shard(shard, entry, columns))
+
+
+def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns) -> Iterator[Record | RowError]:
+    name, names = f"data file {shard.path}", entry["column_names"]
+    wanted = {names[position(name, names, setting, columns)] for setting in columns}
+    encodings = dict(zip(names, entry["column_encodings"], strict=True))
+    decode = decoders(name, encodings, sorted(wanted), DECODERS)
+    for number, content in enumerate(shard_rows(shard), 1):
+        try:
+            values = zip(names, row_values(content, entry["column_sizes"]), strict=True)
+            row = {column: decode[column](value) for column, value in values if column in wanted}
+        except (ValueError, struct.error) as error:
+            yield row_error(name, number, reason(error))
+        else:
+            yield tried(partial(record, name, number, row, columns))
 
 
 def _shards(folder: Path) -> list[tuple[Shard, dict[str, Any]]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.encodings import not_utf8
+from distcore_data.formats.columns import RowError
 
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""
@@ -35,12 +36,17 @@ def open_bytes(path: Path, compression: str = "") -> Any:
 
 
 def text_lines(path: Path, newline: str) -> Iterator[str]:
-    """Yield the lines of a text file, one after the other from the disk; ``newline`` as for ``open``."""
+    """Yield the lines of a text file, one after the other from the disk; ``newline`` as for ``open``.
+
+    Raises RowError for the line from which on a compressed file cannot be read.
+    """
+    number = 0
     try:
         with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
-            yield from text
+            for number, line in enumerate(text, 1):  # noqa: B007  # for the error
+                yield line
     except BROKEN as error:
-        raise unreadable(path, error) from None
+        raise broken(f"data file {path}, line {number + 1}", error, "cannot be read: ") from None
     except UnicodeDecodeError:
         raise not_utf8(path) from None
 
@@ -48,6 +54,15 @@ def text_lines(path: Path, newline: str) -> Iterator[str]:
 def unreadable(path: Path, error: Exception) -> DataError:
     """Return the error for a file that cannot be read."""
     return DataError(f"data file {path}: cannot be read: {reason(error)}")
+
+
+def broken(where: str, error: Exception, problem: str = "", remedy: str = "") -> DataError:
+    """Return the error for a file that cannot be read from a row on, which ``where`` names.
+
+    It is a RowError for damage, which stays, and none for a disk that fails or a file that may not be read.
+    """
+    kind = DataError if isinstance(error, OSError) and error.errno else RowError
+    return kind(f"{where}: {problem}{reason(error)}{remedy}")
 
 
 def reason(error: BaseException) -> str:

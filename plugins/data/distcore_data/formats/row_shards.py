@@ -18,7 +18,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.formats.columns import row_error
-from distcore_data.formats.opening import BROKEN, need_pyarrow, open_bytes, reason
+from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, reason
 
 INDEX = "index.json"
 """File of a folder that lists its shards."""
@@ -76,7 +76,7 @@ def shard_rows(shard: Shard) -> Iterator[bytes]:
     except FileNotFoundError:
         raise DataError(f"{name}: no such file, but {INDEX} names it; fetch it") from None
     except BROKEN as error:
-        raise row_error(name, number, f"{reason(error)}; {AGAIN}") from None
+        raise broken(f"{name}, row {number}", error, remedy=f"; {AGAIN}") from None
     except ValueError as error:
         raise row_error(name, number, reason(error)) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.formats.columns import NOTHING, Columns, Record, RowError, inside, record, row_error, tried
-from distcore_data.formats.opening import BROKEN, open_bytes, reason
+from distcore_data.formats.opening import BROKEN, broken, open_bytes, reason
 from distcore_data.formats.tar_members import tar_members
 
 TEXTS = ("txt", "text", "transcript")
@@ -20,6 +20,8 @@ IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm
 """Extensions of members, as webdataset reads them; the content of others stays bytes."""
 NAMED = {"text": TEXTS, "label": ("cls", "class"), "image": IMAGES}
 """Columns that are a member of one of these extensions, where no member has the column's own name."""
+TWICE = "\0"
+"""Ends the extension of a member that a row has a second time."""
 KEY = "__key__"
 """Column of the key."""
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
@@ -30,6 +32,8 @@ def read_tar(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     name, known = f"data file {path}", list[str]()
 
     def read() -> Record:
+        if twice := next((extension for extension in members if extension.endswith(TWICE)), None):
+            raise row_error(name, number, f"has two members {key}.{twice.removesuffix(TWICE)}")
         row = _columns(name, number, key, members)
         for column in columns.values():
             if inside(row, column.split(".")) is NOTHING and column not in row and column in known:
@@ -55,13 +59,12 @@ def _rows(path: Path, name: str, columns: Columns) -> Iterator[tuple[str, dict[s
                 if key != last and row:
                     yield last, row
                     number, row = number + 1, {}
-                if extension in row:
-                    raise ValueError(f"has two members {member.name}")
-                last, row[extension] = key, member.read() if extension in wanted else None
+                last, extension = key, extension + TWICE * (extension in row)
+                row[extension] = member.read() if extension in wanted else None
         if row:
             yield last, row
     except (ValueError, *BROKEN) as error:
-        raise row_error(name, number, reason(error)) from None
+        raise broken(f"{name}, row {number}", error) from None
     if number == 1 and not row:
         raise DataError(f"{name}: holds no members named KEY.EXTENSION, such as 0001.txt")
 

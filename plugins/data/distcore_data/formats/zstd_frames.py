@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from distcore_data.formats.columns import row_error
-from distcore_data.formats.opening import need_pyarrow, reason
+from distcore_data.formats.opening import broken, need_pyarrow
 from distcore_data.formats.row_shards import AGAIN, INDEX, Shard, read_exactly, shard_rows
 
 LEVELS = ("batch", "sample")
@@ -39,7 +38,7 @@ def compressed_rows(chunk: Shard) -> Iterator[bytes]:
             yield row
             number += 1
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise row_error(name, number, reason(error)) from None
+        raise broken(f"{name}, row {number}", error) from None
 
 
 def _begins_with_magic(chunk: Shard) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import DataError
+from distcore_data import BadRows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,22 +57,21 @@ def resized(image: Image, size: int, resample: int) -> np.ndarray:
     return np.asarray(image if image.size == (size, size) else image.resize((size, size), resample))
 
 
-def check_images(count: int, read: Callable[[int], bytes], places: Callable[[Sequence[int]], str]) -> np.ndarray:
-    """Decode all images and return their SHA-256, uint8 ``(count, 32)``.
+def check_images(count: int, read: Callable[[int], bytes]) -> tuple[np.ndarray, dict[int, str]]:
+    """Decode all images and return their SHA-256, uint8 ``(count, 32)``, and the problems of invalid ones, by number.
 
-    ``read(i)`` returns the bytes of image i, or raises OSError. ``places`` names the places of images. Raises
-    ValueError, one line, with the places of invalid images.
+    ``read(i)`` returns the bytes of image i.
     """
 
     def check(row: int) -> tuple[bytes, str | None]:
         try:
             encoded = read(row)
             decode(encoded)
-        except (OSError, ValueError) as error:
-            return b"", str(error.strerror or error) if isinstance(error, OSError) else str(error)
+        except ValueError as error:
+            return b"", str(error)
         return hashlib.sha256(encoded).digest(), None
 
-    digests, problems = np.empty((count, 32), np.uint8), {}
+    digests, problems = np.zeros((count, 32), np.uint8), dict[int, str]()
     with ThreadPoolExecutor() as pool:  # Pillow releases the GIL; the threads have ended when ranks start
         for start in range(0, count, CHUNK):
             rows = range(start, min(start + CHUNK, count))
@@ -80,8 +80,23 @@ def check_images(count: int, read: Callable[[int], bytes], places: Callable[[Seq
                     digests[row] = np.frombuffer(digest, np.uint8)
                 else:
                     problems[row] = problem
-    if problems:
+    return digests, problems
+
+
+def valid_images(
+    digests: np.ndarray, problems: Mapping[int, str], name: str, bad: BadRows, places: Callable[[Sequence[int]], str]
+) -> list[int]:
+    """Return the numbers of the valid images, and add the others to ``bad``; the arguments are of ``check_images``.
+
+    ``places`` names the places of images. Raises DataError, one line, with the places of invalid ones, if there is no
+    room for them, or none is valid.
+    """
+    lines = {row: f"{name}, {places([row])}: {problem}" for row, problem in problems.items()}
+    if len({*lines.values(), *bad.problems}) > bad.limit or len(lines) == len(digests) > 0:
         first, *others = problems
         some = f"; {len(others)} more cannot be used: {places(others[:3])}{' …' * (len(others) > 3)}" if others else ""
-        raise ValueError(f"{places([first])}: {problems[first]}{some}")
-    return digests
+        most = f"; more bad rows than the {bad.limit} of --skip-bad-rows" if 0 < bad.limit < len(lines) else ""
+        raise DataError(f"{lines[first]}{some}{most}")
+    for line in lines.values():
+        bad.pass_over(DataError(line))
+    return [row for row in range(len(digests)) if row not in problems]

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
-from distcore_data import cached_folder
-from distcore_tasks.image_classification.decoding import check_images, check_pillow
+from distcore_data import BadRows, cached_folder, skipping
+from distcore_tasks.image_classification.decoding import check_images, check_pillow, valid_images
 from distcore_tasks.image_classification.rows import Files, Images
 
-FORMAT = 1
+FORMAT = 2
 """Version of a cache entry, part of its key. Raise it when the checks of images change."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 """File name extensions of images."""
 SHOWN = ", ".join(SUFFIXES[:4])
 
 
-def open_folder(path: Path) -> Images:
+def open_folder(path: Path, most_bad_rows: int) -> Images:
     """Return the images in the class folders of ``path``, sorted by class and name. Raises DataError, one line.
 
     Decodes all images once, and again only after a change of any name, size or modification time.
@@ -39,9 +39,16 @@ def open_folder(path: Path) -> Images:
             names.append(f"{label}/{entry.name}")
             facts.append((names[-1], stat.st_size, stat.st_mtime_ns))
             labels.append(label)
-    store = Files(path, names)
-    digests = _digests(name, store, facts)
-    return Images(name=name, labels=labels, digests=digests, store=store, warnings=tuple(_left_out(name, others)))
+    with skipping(most_bad_rows) as bad:
+        digests, kept = _checked(name, Files(path, names), facts, bad)
+    return Images(
+        name=name,
+        labels=[labels[row] for row in kept],
+        digests=digests,
+        store=Files(path, [names[row] for row in kept]),
+        warnings=tuple(_left_out(name, others)),
+        bad_rows=tuple(bad.problems),
+    )
 
 
 def open_unlabeled(path: Path) -> Files:
@@ -57,23 +64,35 @@ def open_unlabeled(path: Path) -> Files:
         raise DataError(f"{name}: has no images ({SHOWN} …)")
     facts.sort()
     store = Files(path, [file for file, _, _ in facts])
-    _digests(name, store, facts)
+    with skipping(0) as bad:
+        _checked(name, store, facts, bad)
     return store
 
 
-def _digests(name: str, store: Files, facts: list[tuple[str, int, int]]) -> np.ndarray:
-    """Return the result of ``check_images``, from the cache if no name, size or modification time has changed."""
+def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: BadRows) -> tuple[np.ndarray, list[int]]:
+    """Return the digests of the valid images, and their places, from the cache if no file has another size or date.
+
+    Adds invalid images to ``bad``. Raises DataError for one too many, and for one that the disk does not give.
+    """
+
+    def read(row: int) -> bytes:
+        try:
+            return store.encoded(row)
+        except OSError as error:
+            raise DataError(f"{name}, {store.places([row])}: {error.strerror or error}") from None
 
     def check(folder: Path) -> None:
-        try:
-            np.save(folder / "digests.npy", check_images(len(store.names), store.encoded, store.places))
-        except ValueError as error:
-            raise DataError(f"{name}, {error}") from None
+        digests, problems = check_images(len(store), read)
+        valid_images(digests, problems, name, bad, store.places)
+        np.save(folder / "digests.npy", digests)
+        (folder / "problems.json").write_text(json.dumps([*problems.items()]), encoding="utf-8")
 
     key = hashlib.sha256(json.dumps([FORMAT, str(store.folder.resolve()), facts]).encode()).hexdigest()[:40]
-    file = cached_folder("images", key, check) / "digests.npy"
-    digests: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
-    return digests
+    folder = cached_folder("images", key, check)
+    problems: dict[int, str] = dict(json.loads((folder / "problems.json").read_text(encoding="utf-8")))
+    digests: np.ndarray = np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False)
+    kept = valid_images(digests, problems, name, bad, store.places)
+    return digests[kept] if problems else digests, kept
 
 
 def _classes(name: str, path: Path) -> list[str]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from distcore import ConfigError, Datasets
+from distcore import ConfigError, DataError, Datasets
+from distcore_data import skipping
 from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.dataset import AugmentedImages, ImageDataset, image_dataset
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
 from distcore_tasks.image_classification.rows import Files, Images
 from distcore_tasks.image_classification.sources import open_source
+from distcore_tasks.shared.bad_rows import bad_rows_warnings
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
@@ -41,6 +43,8 @@ class ImageDatasets(Datasets):
     """The labels of the classes in the source: integers or strings."""
     preprocessing: Preprocessing
     """Preprocessing of pixels for the model."""
+    bad_rows: tuple[str, ...] = ()
+    """A line for each image that was passed over."""
 
 
 def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
@@ -49,16 +53,12 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     Decodes every image once, to check it. The cache remembers the result.
     """
     check_filter(options)
-    if options.skip_bad_rows:
-        raise ConfigError(
-            f"skip_bad_rows = {options.skip_bad_rows}: images that cannot be read are refused; leave it out"
-        )
     if options.data in options.embedded:
         say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)
 
     def rows_of(source: str) -> Images:
-        return open_source(source, options.columns, options.filter)
+        return open_source(source, options.columns, options.filter, options.skip_bad_rows)
 
     images = rows_of(options.data)
     preprocessing = trained or Preprocessing(size=_size(options, images))
@@ -71,6 +71,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     }
     for source, _ in parts.values():
         check_resizing(source.name, source.store, preprocessing.size)
+    bad_rows = _bad_rows((source for source, _ in parts.values()), options.skip_bad_rows)
     sets = {name: rows for name, (_, rows) in parts.items()}
     sources = source_bounds(options, rows_of, sets["train"].rows)
     return ImageDatasets(
@@ -81,7 +82,8 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
             "image_size": preprocessing.size,
             **{name: _facts(rows) for name, rows in sets.items()},
         },
-        warnings=tuple(_warnings(parts, classes, options)),
+        warnings=(*_warnings(parts, classes, options), *bad_rows_warnings(bad_rows)),
+        bad_rows=bad_rows,
         classes=tuple(classes),
         labels=tuple(labels),
         preprocessing=preprocessing,
@@ -101,6 +103,15 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
         labels=labels,
         preprocessing=preprocessing,
     )
+
+
+def _bad_rows(sources: Iterable[Images], most: int) -> tuple[str, ...]:
+    """Return the lines of all sources. Raises DataError for more than ``most``."""
+    with skipping(most) as bad:
+        for source in sources:
+            for line in source.bad_rows:
+                bad.pass_over(DataError(line))
+    return tuple(bad.problems)
 
 
 def _read_pretrained(options: ImageOptions) -> Preprocessing:

@@ -50,6 +50,8 @@ class Images:
     """Height and width of all images, in pixels; ``None`` if they differ."""
     warnings: tuple[str, ...] = ()
     """Warnings about the source, one line each."""
+    bad_rows: tuple[str, ...] = ()
+    """A line for each image that was passed over."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -125,11 +127,11 @@ class Blob(InFile):
     blob: np.ndarray
     """Bytes of all images, uint8."""
     offsets: np.ndarray
-    """Start of each image, and the end of the last one: int64 ``(rows + 1,)``."""
+    """Start and end of each image: int64 ``(rows, 2)``."""
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return len(self.offsets) - 1
+        return len(self.offsets)
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Decode an image."""
@@ -137,7 +139,8 @@ class Blob(InFile):
 
     def encoded(self, row: int) -> bytes:
         """Return the bytes of an image."""
-        return self.blob[self.offsets[row] : self.offsets[row + 1]].tobytes()
+        start, end = self.offsets[row]
+        return self.blob[start:end].tobytes()
 
 
 @dataclass(frozen=True, eq=False, slots=True)

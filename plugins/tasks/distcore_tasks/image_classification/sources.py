@@ -20,18 +20,21 @@ FILES, SHARDS = (".parquet", ".arrow", ".tar"), ("MDS", "litdata")
 KNOWN = f"a folder of images, {', '.join(FILES)}, .npz, or a folder of {' or '.join(SHARDS)} or save_to_disk"
 
 
-def open_source(source: str, columns: Columns, rows: Filter = ALL) -> Images:
-    """Return the images of ``source`` that ``rows`` keeps, after decoding each once. Raises DataError, one line."""
+def open_source(source: str, columns: Columns, rows: Filter = ALL, most_bad_rows: int = 0) -> Images:
+    """Return the images of ``source`` that ``rows`` keeps, after decoding each once. Raises DataError, one line.
+
+    Passes over at most ``most_bad_rows`` that cannot be read.
+    """
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED, rows)
     if has_columns(path):
-        return encoded.open_rows(path, columns)
+        return encoded.open_rows(path, columns, most_bad_rows)
     if isinstance(path, Filtered):
         raise DataError(f"data {path.source}: has no columns, so filter.column is for {', '.join(FILES)} and splits")
     assert isinstance(path, Path)  # a split has columns
     if path.is_dir():
-        return folders.open_folder(path)
+        return folders.open_folder(path, most_bad_rows)
     with _array(path):
         return arrays.open_npz(path)
 

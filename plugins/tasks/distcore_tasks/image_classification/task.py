@@ -17,6 +17,7 @@ from distcore_tasks.image_classification.prepare import ImageDatasets, empty_dat
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
 from distcore_tasks.image_classification.shapes import SHAPES, ResNetShape
 from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
+from distcore_tasks.shared.bad_rows import write_bad_rows
 from distcore_tasks.shared.classification.predictions import (
     class_lines,
     class_metrics,
@@ -89,6 +90,7 @@ class ImageClassification(ImageOptions):
         folder.mkdir(parents=True, exist_ok=True)
         write_labels(folder, data.labels)
         data.preprocessing.save(folder)
+        write_bad_rows(folder, data.bad_rows)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, from the files of ``save``; ``None`` if there are none."""

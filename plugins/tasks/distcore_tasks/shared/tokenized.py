@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distcore import Dataset, Datasets
+from distcore_tasks.shared.bad_rows import bad_rows_warnings, write_bad_rows
 from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 
-BAD_ROWS = "bad_rows.txt"
-"""File of a run folder with the rows that were passed over."""
 GENERATED = 64
 """Maximum number of tokens to generate for a row without an answer, if ``max_new_tokens`` is 0."""
 
@@ -44,8 +43,7 @@ class TokenizedDatasets(Datasets):
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(self.tokenizer):
             shutil.copy(file, folder)
-        if self.bad_rows:
-            (folder / BAD_ROWS).write_text("".join(f"{line}\n" for line in self.bad_rows), encoding="utf-8")
+        write_bad_rows(folder, self.bad_rows)
 
 
 D = TypeVar("D", bound=TokenizedDatasets)
@@ -78,9 +76,7 @@ def with_rows(
     **others: Any,
 ) -> D:
     """Return ``sets``, datasets by name, as a ``kind``, with a warning of bad rows."""
-    what = f"{len(bad_rows)} rows that cannot be read or lack a column are passed over"
-    said = [f"{what}, the first is {bad_rows[0]}; {BAD_ROWS} of the run folder lists them"] if bad_rows else []
-    given = {"warnings": (*warnings, *said), "bad_rows": bad_rows} | others
+    given = {"warnings": (*warnings, *bad_rows_warnings(bad_rows)), "bad_rows": bad_rows} | others
     return kind(**by_field(sets), tokenizer=tokenizer, **given)
 
 

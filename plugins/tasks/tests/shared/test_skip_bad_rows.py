@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from image_cases import CLASSES, encoded, in_folders, in_parquet, pixels
+from shard_cases import tar
 
 from distcore import DataError, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.errors import ConfigError
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
 
@@ -67,6 +70,51 @@ def test_more_of_them_than_allowed_are_one_line_also_from_the_cache(
         MaskedLM(data="rows.jsonl", skip_bad_rows=1).prepare(RunConfig())
 
 
-def test_images_are_refused(rows: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^skip_bad_rows = 1: images that cannot be read are refused; leave it out$"):
-        ImageClassification(skip_bad_rows=1).prepare(RunConfig())
+def damaged_folder(folder: Path) -> Path:
+    images = in_folders(folder / "photos", 12)
+    (images / "red/03.png").write_bytes(b"no image")
+    (images / "blue/06.png").write_bytes(b"")
+    return images
+
+
+def damaged_parquet(folder: Path) -> Path:
+    images: list[bytes | None] = [encoded(pixels(row)) for row in range(12)]
+    images[3], images[6] = b"no image", None
+    return in_parquet(folder / "photos.parquet", images, [CLASSES[row % 2] for row in range(12)])
+
+
+def damaged_shards(folder: Path) -> Path:
+    """A shard with one image that is none, and one that ends inside its third row."""
+    for shard in range(3):
+        rows = [{"cls": str(row % 2).encode(), "png": encoded(pixels(6 * shard + row))} for row in range(6)]
+        if shard == 0:
+            rows[3]["png"] = b"no image"
+        tar(folder / f"photos-{shard}.tar", rows)
+    content = (folder / "photos-2.tar").read_bytes()
+    (folder / "photos-2.tar").write_bytes(content[: content.index(b"000002.png") + 600])
+    return folder / "photos-*.tar"
+
+
+IMAGES: dict[Callable[[Path], Path], tuple[int, list[str]]] = {
+    damaged_folder: (10, ["blue/06.png: is empty", "red/03.png: is no image that Pillow knows"]),
+    damaged_parquet: (10, ["row 4: is no image that Pillow knows", "row 7: image is missing (null), expected the"]),
+    damaged_shards: (13, ["row 3: 000002.png has ", "row 4: is no image that Pillow knows"]),
+}
+
+
+@pytest.mark.parametrize("make", IMAGES, ids=lambda make: make.__name__)
+def test_images_that_cannot_be_read_are_passed_over_and_listed(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    source, (left, expected) = str(make(tmp_path)), IMAGES[make]
+    for _ in range(2):  # the second time from the cache
+        task = ImageClassification(data=source, eval_data=source, skip_bad_rows=2)
+        data: Any = task.prepare(RunConfig())
+        assert len(data.train) == len(data.evaluation) == left
+        assert len(data.train.batch(np.arange(left))["labels"]) == left
+        task.save(tmp_path / "run", RunConfig(), data)
+        listed = (tmp_path / "run/bad_rows.txt").read_text().splitlines()
+        assert [line.split(", ", 1)[1][: len(part)] for line, part in zip(listed, expected, strict=True)] == expected
+    for most in (1, 0):
+        with pytest.raises(DataError) as error:
+            ImageClassification(data=source, skip_bad_rows=most).prepare(RunConfig())
+        assert str(error.value).endswith("; more bad rows than the 1 of --skip-bad-rows") == bool(most)
+        assert "\n" not in str(error.value)
