@@ -42,7 +42,12 @@ def random_order(random: np.random.Generator) -> WindowedRows | MixedRows:
         sources.append(random_windows(random, int(sources[-1].bounds[-1]) if sources else 0, key))
     if len(sources) == 1:
         return sources[0]
-    return MixedRows(sources=tuple(sources), shares=shares_of(random.uniform(0.05, 1, len(sources)).tolist()))
+    first, *others = (
+        shares_of((random.uniform(0.05, 1, len(sources)) * (random.permutation(len(sources)) <= stage)).tolist())
+        for stage in random.integers(0, 3, int(random.integers(1, 4))).tolist()
+    )
+    starts = np.sort(random.integers(1, 60, len(others))).tolist()
+    return MixedRows(sources=tuple(sources), shares=first, later=tuple(zip(starts, others, strict=True)))
 
 
 def sources_of(order: WindowedRows | MixedRows) -> tuple[WindowedRows, ...]:
@@ -160,7 +165,16 @@ def independent(order: MixedEpoch, positions: np.ndarray) -> tuple[np.ndarray, n
 DRAWS: Callable[[MixedEpoch, np.ndarray], tuple[np.ndarray, np.ndarray]] = MixedEpoch.draws
 
 
-@pytest.mark.parametrize("broken", [restarted, independent])
+def counted_anew(order: MixedEpoch, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sources that begin again where the weights change."""
+    stages = order.order.stages
+    everywhere = positions + order.epoch * len(order)
+    at = np.searchsorted([stage.start for stage in stages], everywhere, "right") - 1
+    sources, numbers = DRAWS(order, positions)
+    return sources, numbers - np.stack([stage.before for stage in stages])[at, sources]
+
+
+@pytest.mark.parametrize("broken", [restarted, independent, counted_anew])
 def test_the_law_sees_a_broken_mixture(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MixedEpoch, "draws", broken)
     with pytest.raises(AssertionError):
@@ -213,6 +227,24 @@ def test_every_beginning_of_a_mixture_is_within_a_row_of_its_weights(weights: tu
         assert numbers[sources == source].tolist() == list(range(int(taken[-1])))
 
 
+@pytest.mark.parametrize("starts", [(5,), (5, 5 + 2 * PERIOD + 7), (PERIOD, PERIOD, PERIOD + 1, 3 * PERIOD)])
+def test_where_weights_change_each_source_goes_on_with_its_next_row(starts: tuple[int, ...]) -> None:
+    weights = [(0.9, 0.1, 0), (0, 0.5, 0.5), (0.2, 0.3, 0.5), (1, 0, 0), (0.1, 0.1, 0.8)][: len(starts) + 1]
+    first, *others = map(shares_of, weights)
+    order = replace(mixture(1, 1, 1), shares=first, later=tuple(zip(starts, others, strict=True)))
+    positions = np.arange(5 * PERIOD)
+    sources, numbers = MixedEpoch(order, 0, 0).draws(positions)
+    for source in range(3):
+        assert numbers[sources == source].tolist() == list(range(int((sources == source).sum())))
+    for start, stop, by_source in zip((0, *starts), (*starts, len(positions)), weights, strict=True):
+        counts = np.bincount(sources[start:stop], minlength=3)
+        assert np.abs(counts - np.asarray(by_source) * (stop - start)).max() <= 1 + (stop - start) / PERIOD
+    epoch, offset = divmod(starts[0] + 3, len(order))
+    assert MixedEpoch(order, 0, epoch).draws(np.arange(offset, offset + 9))[0].tolist() == (
+        sources[starts[0] + 3 :][:9].tolist()
+    )
+
+
 def test_sources_go_on_where_the_epoch_before_left_them() -> None:
     order = mixture(0.9, 0.1)
     rows = np.concatenate([whole(order, 0, epoch) for epoch in range(7)])
@@ -220,11 +252,11 @@ def test_sources_go_on_where_the_epoch_before_left_them() -> None:
     assert Counter((rows >= 70).tolist())[True] == pytest.approx(70, abs=1)  # of 700 rows a tenth
 
 
-@pytest.mark.parametrize("weights", [(1, 1e-9), (1.0,) * 7, (5e-324, 1), (0.2, 0.3, 0.5)])
+@pytest.mark.parametrize("weights", [(1, 1e-9), (1.0,) * 7, (5e-324, 1), (0.2, 0.3, 0.5), (0, 1, 0), (1, 0, 1e-9)])
 def test_shares_fill_a_period_and_leave_no_source_out(weights: tuple[float, ...]) -> None:
     shares = np.asarray(shares_of(weights))
     assert shares.sum() == PERIOD
-    assert shares.min() >= 1
+    assert ((shares > 0) == (np.asarray(weights) > 0)).all()
     assert np.abs(shares - np.asarray(weights) / sum(weights) * PERIOD).max() <= 1
 
 
@@ -232,6 +264,7 @@ def test_an_order_tells_all_that_it_depends_on() -> None:
     one = WindowedRows(bounds=np.arange(0, 101, 10), window=4)
     others = [replace(one, window=5), replace(one, key=1), replace(one, bounds=np.arange(0, 101, 20))]
     mixed = [mixture(0.7, 0.3), mixture(0.6, 0.4)]
-    orders: list[RowOrder] = [one, *others, *mixed]
-    assert len({order.content for order in orders}) == 6
+    changing = [replace(mixed[0], later=((start, mixed[1].shares),)) for start in (7, 8)]
+    orders: list[RowOrder] = [one, *others, *mixed, *changing]
+    assert len({order.content for order in orders}) == 8
     assert one.content == replace(one).content

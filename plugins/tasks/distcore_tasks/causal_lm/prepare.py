@@ -53,7 +53,7 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
     ]
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
-    return _open(entry, options, packed)
+    return _open(entry, options, config, packed)
 
 
 def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -110,12 +110,12 @@ def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:
     }
 
 
-def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatasets:
+def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool) -> TokenizedDatasets:
     """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
     rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in prompts}
-    rows["train"] = in_order(rows["train"], options, entry.sources)
+    rows["train"] = in_order(rows["train"], options, config, entry.sources)
     if packed:
         rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
     return with_rows(

@@ -37,7 +37,7 @@ class Distillation(DistillationOptions, TextClassification):
         check_tokens(self, teacher)
         if self.hidden_weight:
             check_sizes(self, teacher)
-        data = prepare_text(teacher, config.seed)
+        data = prepare_text(teacher, config)
         check_classes(teacher, data.classes, self.data)
         said = [*other_head(data.classes, self)]
         if teacher.from_scratch:

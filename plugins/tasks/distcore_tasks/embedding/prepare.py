@@ -64,7 +64,7 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
     rows = {name: open_texts(entry.folder / name, options.columns.names, pad) for name in facts}
     return with_rows(
         TextsDatasets,
-        rows | {"train": in_order(rows["train"], options, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import check_filter, data_warnings, say_embedded
 from distcore_tasks.shared.tokenized import by_field
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
 LEAST = 8
@@ -47,7 +51,7 @@ class ImageDatasets(Datasets):
     """A line for each image that was passed over."""
 
 
-def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
+def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     """Return the datasets of a run. Raises DataError, ModelError or ConfigError.
 
     Decodes every image once, to check it. The cache remembers the result.
@@ -65,7 +69,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     labels = in_order_of_head(distinct_labels(images), options)
     classes = [str(label) for label in labels]
     encode = partial(encode_labels, classes=classes)
-    split = split_parts(images, encode, options, seed, rows_of)
+    split = split_parts(images, encode, options, config.seed, rows_of)
     parts = {
         name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split
     }
@@ -75,7 +79,9 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     sets = {name: rows for name, (_, rows) in parts.items()}
     sources = source_bounds(options, rows_of, sets["train"].rows)
     return ImageDatasets(
-        **by_field({**sets, "train": _augmented(in_order(sets["train"], options, sources), options, seed)}),
+        **by_field(
+            {**sets, "train": _augmented(in_order(sets["train"], options, config, sources), options, config.seed)}
+        ),
         facts={
             "data": options.data,
             "classes": classes,

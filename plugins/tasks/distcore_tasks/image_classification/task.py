@@ -47,7 +47,7 @@ class ImageClassification(ImageOptions):
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the datasets after decoding all images once. Raises DataError, ModelError or ConfigError."""
-        return prepare_images(self, config.seed)
+        return prepare_images(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a classifier with one output per class of ``data``."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,10 +30,13 @@ from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 CACHED = CachedDatasets(kind="masked", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
-def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
+def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
@@ -43,12 +46,14 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
     check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
     size = options.tokenizer.vocab_size if options.from_scratch else 0  # a pretrained model has its own vocabulary
-    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     ordinary = np.load(entry.folder / "ordinary.npy", allow_pickle=False)
-    masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.record["masking"])
+    masking = Masking(
+        probability=options.mask_probability, ordinary=ordinary, seed=config.seed, **entry.record["masking"]
+    )
     facts, pad = entry.facts, entry.tokens["pad"]
     sets = {name: open_rows(entry.folder / name, pad, masking, varying=name == "train") for name in facts}
-    sets["train"] = in_order(sets["train"], options, entry.sources)
+    sets["train"] = in_order(sets["train"], options, config, entry.sources)
     for name, rows in sets.items():
         facts[name]["targets"] = int(rows.items.sum())
     empty = sum(int((rows.items == 0).sum()) for rows in sets.values())

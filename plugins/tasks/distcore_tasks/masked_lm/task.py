@@ -40,7 +40,7 @@ class MaskedLM(SelectsLogits, MaskedOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return self.with_cross_entropy(config, prepare_masked(self, config.seed), self.built_in_type)
+        return self.with_cross_entropy(config, prepare_masked(self, config), self.built_in_type)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a head that predicts tokens."""

@@ -35,7 +35,7 @@ class PairTask(PairOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_preferences(self, config.seed)
+        return prepare_preferences(self, config)
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, ``accuracy``, the share of rows whose better answer has the larger reward, and ``margin``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.preference.dataset import open_preferences, write_preferences
@@ -21,10 +21,13 @@ from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 CACHED = CachedDatasets(kind="preferences", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
-def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
+def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
@@ -34,13 +37,17 @@ def prepare_preferences(options: PairOptions, seed: int) -> TokenizedDatasets:
         check_length(options.model, options.model_folder(), options.max_seq_len)
     settings = [asdict(options.columns), options.max_seq_len]
     entry = CACHED.entry(
-        options, seed, settings, options.tokenizer.vocab_size, lambda folder: _build(folder, options, seed)
+        options,
+        config.seed,
+        settings,
+        options.tokenizer.vocab_size,
+        lambda folder: _build(folder, options, config.seed),
     )
     pad, facts = entry.tokens["pad"], entry.facts
     rows = {name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in facts}
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 CACHED = CachedDatasets(kind="pairs", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
-def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
+def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
@@ -42,12 +45,12 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
     check_model(options)
     settings = [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     pad, facts = entry.tokens["pad"], entry.facts
     rows = {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in facts}
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *_warnings(facts, options)),

@@ -41,7 +41,7 @@ class Seq2Seq(Seq2SeqOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return self.with_cross_entropy(config, prepare_pairs(self, config.seed), self.built_in_type)
+        return self.with_cross_entropy(config, prepare_pairs(self, config), self.built_in_type)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an encoder-decoder with a language modeling head."""

@@ -1,9 +1,9 @@
-"""Sources of a mixture: their names in ``order.mix``, and which training rows are theirs."""
+"""Sources of a mixture: their names in ``order.mix`` and ``order.mix_at``, and which training rows are theirs."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 
 import numpy as np
@@ -12,28 +12,35 @@ from distcore import ConfigError, nearest
 from distcore_tasks.shared.options import TaskOptions
 
 
-def mixed_sources(options: TaskOptions) -> dict[str, float]:
-    """Return the weight of each source of ``data``, in their order; empty without a mixture.
+def mixed_sources(options: TaskOptions) -> list[str]:
+    """Return the sources of ``data``; none without a mixture. Raises ConfigError as ``weights_by_step``."""
+    return list(next(iter(weights_by_step(options).values()), {}))
 
-    Raises ConfigError unless each source has one weight, and each weight one source.
+
+def weights_by_step(options: TaskOptions) -> dict[int, dict[str, float]]:
+    """Return the weight of each source of ``data``, in their order, by the number of steps before; ascending.
+
+    Raises ConfigError unless each source has one weight, and each weight one source. Empty without a mixture.
     """
-    weights = options.order.mix
-    if weights is None:
-        return {}
+    stages = options.order.stages
     sources = [part.strip() for part in options.data.split(",")]
-    if len(sources) < 2:
+    if stages and len(sources) < 2:
         raise ConfigError(f"order.mix: --data {options.data} is one source; name several with commas between them")
+    return {step: _weighted(key, weights, sources) for step, (key, weights) in stages.items()}
+
+
+def _weighted(key: str, weights: Mapping[str, float], sources: Sequence[str]) -> dict[str, float]:
     known = sorted({name for source in sources for name in _names(source)})
     for name in weights:
         if (owners := sum(name in _names(source) for source in sources)) != 1:
             problem = "names several sources" if owners else f"is no source of --data{nearest(name, known)}"
-            raise ConfigError(f"order.mix: {name} {problem}; the sources are {', '.join(sources)}")
+            raise ConfigError(f"{key}: {name} {problem}; the sources are {', '.join(sources)}")
     weighted: dict[str, float] = {}
     for source in sources:
         mine = [name for name in weights if name in _names(source)]
         if len(mine) != 1:
             problem = "has several weights" if mine else "has no weight"
-            raise ConfigError(f"order.mix: {source} {problem}; give each source of --data one: {', '.join(sources)}")
+            raise ConfigError(f"{key}: {source} {problem}; give each source of --data one: {', '.join(sources)}")
         weighted[source] = weights[mine[0]]
     return weighted
 
@@ -51,7 +58,7 @@ def source_bounds(options: TaskOptions, read: Callable[[str], Sized], numbers: n
     ``numbers``: those of the training rows among all rows of ``data``, int64, ascending. ``read`` returns the rows of a
     source.
     """
-    sources = list(mixed_sources(options))
+    sources = mixed_sources(options)
     if not sources:
         return []
     ends = np.cumsum([len(read(source)) for source in sources])

@@ -50,6 +50,9 @@ class Filter:
             raise ConfigError(f"filter.matches = {self.matches!r}: no regular expression: {error}") from None
 
 
+Weights = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
 @dataclass(frozen=True)
 class Order:
     """Order of the training rows, a function of seed and epoch."""
@@ -58,18 +61,34 @@ class Order:
     """All rows shuffled; or shards of 64 rows shuffled, and their rows in windows of shards."""
     window_shards: Annotated[int, Field(ge=1)] = 1024
     """Shards in a window."""
-    mix: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
+    mix: Weights | None = None
     """Weights of the sources in ``data``, by their names without folder and extension; null: all rows alike."""
+    mix_at: dict[Annotated[int, Field(ge=1)], Weights] | None = None
+    """Other weights, by the step after which they hold; a weight of 0 leaves a source out for a time."""
     mix_by: Literal["rows", "tokens"] = "rows"
     """What the weights are shares of."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a size of windows without windows, and for shares without weights."""
+        """Raise ConfigError for a size of windows without windows, shares without weights, and weights of nothing."""
         if self.kind == "full" and self.window_shards != Order.window_shards:
             problem = "order.kind = 'full' has no windows; leave it out, or set order.kind=windows"
             raise ConfigError(f"order.window_shards = {self.window_shards}: {problem}")
         if self.mix is None and self.mix_by != Order.mix_by:
             raise ConfigError("order.mix_by = 'tokens': order.mix has no weights; leave it out, or set order.mix")
+        if self.mix is None and self.mix_at:
+            raise ConfigError("order.mix_at: order.mix has no weights for the steps before; set them, too")
+        for key, weights in self.stages.values():
+            if weights and not any(weights.values()):
+                raise ConfigError(f"{key}: all weights are 0; give a source more")
+        for name, weight in (self.mix or {}).items():
+            if not weight and not any(other.get(name) for _, other in self.stages.values()):
+                raise ConfigError(f"order.mix.{name} = 0: no row of it would come up; leave it out of --data")
+
+    @property
+    def stages(self) -> dict[int, tuple[str, dict[str, float]]]:
+        """The config key and its weights, by the number of steps before, ascending; empty without a mixture."""
+        later = {step: (f"order.mix_at.{step}", weights) for step, weights in sorted((self.mix_at or {}).items())}
+        return {} if self.mix is None else {0: ("order.mix", self.mix)} | later
 
 
 @dataclass(frozen=True, kw_only=True)

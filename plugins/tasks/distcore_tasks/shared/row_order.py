@@ -6,17 +6,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import truediv
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from distcore import Column, DataError
 from distcore_data import MixedRows, RowOrder, WindowedRows, shares_of
-from distcore_tasks.shared.mixtures import mixed_sources
+from distcore_tasks.shared.mixtures import weights_by_step
 from distcore_tasks.shared.options import Order, TaskOptions
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from distcore import RunConfig
 
 SHARD = 64
 """Rows of a shard: they lie side by side in the files of the cache."""
@@ -50,33 +53,43 @@ class Orderable(Protocol):
 D = TypeVar("D", bound=Orderable)
 
 
-def in_order(rows: D, options: TaskOptions, sources: Sequence[int] = ()) -> D:
+def in_order(rows: D, options: TaskOptions, config: RunConfig, sources: Sequence[int] = ()) -> D:
     """Return the training ``rows`` in the order that the options ask for. Their digest then covers it.
 
     ``sources``: the first row of each source of a mixture, and the end of the last.
     """
-    order = _order(rows, options, sources)
+    order = _order(rows, options, config.global_batch_size, sources)
     if order is None:
         return rows
     content = hashlib.sha256(f"{rows.content} {order.content}".encode()).hexdigest()
     return replace(rows, row_order=order, content=content)
 
 
-def _order(rows: Orderable, options: TaskOptions, sources: Sequence[int]) -> RowOrder | None:
-    asked, weights = options.order, mixed_sources(options)
+def _order(rows: Orderable, options: TaskOptions, global_batch: int, sources: Sequence[int]) -> RowOrder | None:
+    asked, weights = options.order, weights_by_step(options)
     if not weights:
         return _shuffled(asked, 0, len(rows)) if asked.kind == "windows" else None
-    bounds, shares = list(pairwise(sources)), list(weights.values())
-    for source, (start, stop) in zip(weights, bounds, strict=True):
+    bounds = list(pairwise(sources))
+    for source, (start, stop) in zip(weights[0], bounds, strict=True):
         if start == stop:
             raise DataError(
                 f"data {source}: no row of it is left for training; give it more rows, or --eval-data a file"
             )
+    sizes = [1.0] * len(bounds)
     if asked.mix_by == "tokens":
-        lengths = (rows.lengths[np.arange(start, stop)] for start, stop in bounds)
-        shares = [weight / max(1.0, float(some.mean())) for weight, some in zip(shares, lengths, strict=True)]
+        sizes = [max(1.0, float(rows.lengths[np.arange(start, stop)].mean())) for start, stop in bounds]
+    first, *later = (
+        (_first_position(step, len(rows), global_batch), shares_of([*map(truediv, by_source.values(), sizes)]))
+        for step, by_source in weights.items()
+    )
     shuffled = (_shuffled(asked, *pair, key) for key, pair in enumerate(bounds))
-    return MixedRows(sources=tuple(shuffled), shares=shares_of(shares))
+    return MixedRows(sources=tuple(shuffled), shares=first[1], later=tuple(later))
+
+
+def _first_position(step: int, rows: int, global_batch: int) -> int:
+    """Return the number of positions before a step, counted from 0: the last step of an epoch may have fewer."""
+    epochs, inside = divmod(step, -(-rows // global_batch))
+    return epochs * rows + inside * global_batch
 
 
 def _shuffled(asked: Order, start: int, stop: int, key: int = 0) -> WindowedRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 CACHED = CachedDatasets(kind="tokens", version=10, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
@@ -39,7 +42,7 @@ class TextDatasets(TokenizedDatasets):
     """Labels of the classes in predictions: as in the data file, or ``class_names``."""
 
 
-def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
+def prepare_text(options: TextOptions, config: RunConfig) -> TextDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
@@ -51,7 +54,8 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
         check_padding(options)
     settings = [asdict(options.used_columns), options.problem_type, options.max_seq_len]
     size = options.tokenizer.vocab_size
-    return _open(CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed)), options)
+    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
+    return _open(entry, options, config)
 
 
 def _rows(source: str, options: TextOptions) -> LabeledTexts:
@@ -143,7 +147,7 @@ def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[
     return names
 
 
-def _open(entry: Entry, options: TextOptions) -> TextDatasets:
+def _open(entry: Entry, options: TextOptions, config: RunConfig) -> TextDatasets:
     """Open a cache entry that ``_build`` filled."""
     labels, facts = _class_labels(tuple(entry.record["labels"]), options), entry.facts
     padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
@@ -155,7 +159,7 @@ def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     rows = {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()}
     return with_rows(
         TextDatasets,
-        rows | {"train": in_order(rows["train"], options, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
         warnings=(

@@ -36,7 +36,7 @@ class TextClassification(TextOptions):
         """
         from distcore_tasks.text_classification.prepare import prepare_text
 
-        return prepare_text(self, config.seed)
+        return prepare_text(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a classifier with one output per class of ``data``, or one output for a regression."""

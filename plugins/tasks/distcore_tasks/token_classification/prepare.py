@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 CACHED = CachedDatasets(kind="tagged", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
@@ -41,7 +44,7 @@ class TagDatasets(TokenizedDatasets):
     """The tags in the data file: integers or strings."""
 
 
-def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
+def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
     """Return the tokenized datasets of a run, from the cache if it has them.
 
     The cache key is a digest of the files, the options that shape rows, the tokenizer, and its libraries' versions.
@@ -50,13 +53,13 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     settings = [asdict(options.columns), options.max_seq_len]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
     classes = tuple(map(str, labels))
     rows = {name: open_tagged(entry.folder / name, pad, source_label(options.sources[name], options)) for name in facts}
     return with_rows(
         TagDatasets,
-        rows | {"train": in_order(rows["train"], options, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
         warnings=(*data_warnings(options), *other_head(classes, options), *_warnings(facts, options)),

@@ -43,7 +43,7 @@ class TokenClassification(TagOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_tagged(self, config.seed)
+        return prepare_tagged(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with one output per tag of ``data`` for each token."""

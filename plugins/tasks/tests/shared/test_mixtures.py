@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from pydantic import ValidationError
 
 from distcore import RunConfig, launch, train
 from distcore.errors import CheckpointError, ConfigError, DataError
+from distcore.plugin.batching.sampling import training_plan
 from distcore_data import MixedRows
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.embedding.task import Embedding
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.reward_model.task import RewardModel
 from distcore_tasks.seq2seq.task import Seq2Seq
-from distcore_tasks.shared.mixtures import mixed_sources
+from distcore_tasks.shared.mixtures import mixed_sources, weights_by_step
 from distcore_tasks.shared.options import Order
 from distcore_tasks.shared.splits import split_rows
 from distcore_tasks.text_classification.task import TextClassification
@@ -140,8 +142,38 @@ def test_weights_that_do_not_fit_the_sources_are_one_line(data: str, mix: dict[s
 
 def test_a_source_may_be_a_pattern_a_folder_or_its_whole_path() -> None:
     data = "web/*.jsonl, texts/code ,b/web.csv"
-    weights = mixed_sources(MaskedLM(data=data, order=Order(mix={"web/*.jsonl": 3, "code": 2, "b/web.csv": 1})))
-    assert weights == {"web/*.jsonl": 3, "texts/code": 2, "b/web.csv": 1}
+    order = Order(mix={"web/*.jsonl": 3, "code": 2, "b/web.csv": 1}, mix_at={9: {"code": 1, "web": 0, "b/web.csv": 1}})
+    assert weights_by_step(MaskedLM(data=data, order=replace(order, mix_at=None))) == {
+        0: {"web/*.jsonl": 3, "texts/code": 2, "b/web.csv": 1}
+    }
+    with pytest.raises(ConfigError, match=r"^order\.mix_at\.9: web names several sources"):
+        weights_by_step(MaskedLM(data=data, order=order))
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"mix_at": {5: {"web": 1, "code": 1}}}, "order.mix_at: order.mix has no weights for the steps"),
+        ({"mix": {"web": 1, "code": 1}, "mix_at": {5: {"web": 0, "code": 0}}},
+         "order.mix_at.5: all weights are 0; give a source more"),
+        ({"mix": {"web": 1, "code": 0}}, "order.mix.code = 0: no row of it would come up; leave it out of --data"),
+    ],
+)  # fmt: skip
+def test_weights_by_step_that_make_no_mixture_are_one_line(asked: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Order(**asked)
+    assert str(error.value).startswith(line)
+
+
+def test_weights_change_after_a_number_of_steps(tmp_path: Path) -> None:
+    """Of 50 rows an epoch has 7 steps of 8 rows, and the last one has 2."""
+    data = sources(tmp_path, TASKS[MaskedLM])
+    order = Order(mix={"web": 1, "code": 0}, mix_at={10: {"web": 0, "code": 1}, 12: {"web": 1, "code": 1}})
+    config = RunConfig(global_batch_size=8, micro_batch_size=8)
+    rows = MaskedLM(data=data, eval_data=str(tmp_path / "held.jsonl"), order=order).prepare(config).train
+    plan = training_plan(config, rows)
+    shares = [float((plan.rows(*divmod(step, plan.steps)) < 20).mean()) for step in range(16)]
+    assert shares == [1.0] * 10 + [0.0] * 2 + [0.5] * 4
 
 
 def test_shares_without_weights_and_a_source_without_rows_are_one_line(tmp_path: Path) -> None:
@@ -157,15 +189,15 @@ def test_shares_without_weights_and_a_source_without_rows_are_one_line(tmp_path:
 
 
 @pytest.mark.parametrize("weight", [0, -1, "many"])
-def test_a_weight_is_a_positive_number(weight: object) -> None:
+def test_a_weight_without_others_is_a_positive_number(weight: object) -> None:
     from distcore.errors import StrategyError
     from distcore.plugin.options import build
 
-    with pytest.raises((StrategyError, ValidationError), match=r"order\.mix\.web"):
+    with pytest.raises((ConfigError, StrategyError, ValidationError), match=r"order\.mix\.web|all weights are 0"):
         build("task", "masked-lm", MaskedLM, {"order": {"mix": {"web": weight}}})
 
 
-def config(folder: Path, out: str, mix: dict[str, float], **changes: Any) -> RunConfig:
+def config(folder: Path, out: str, mix: dict[str, float], mix_at: Any = None, **changes: Any) -> RunConfig:
     tree = {
         "task": "masked-lm", "out": str(folder / out), "max_steps": 12, "global_batch_size": 8, "lr": 0.001,
         "micro_batch_size": 2, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
@@ -173,7 +205,7 @@ def config(folder: Path, out: str, mix: dict[str, float], **changes: Any) -> Run
     }  # fmt: skip
     options = {
         "data": f"{folder}/web.jsonl,{folder}/code.jsonl", "eval_data": f"{folder}/held.jsonl", "max_seq_len": 24,
-        "dropout": 0.0, "order": {"mix": mix},
+        "dropout": 0.0, "order": {"mix": mix, "mix_at": mix_at},
     }  # fmt: skip
     return RunConfig.model_validate(tree | changes | {"task_options": options})
 
@@ -205,6 +237,25 @@ def test_two_ranks_go_on_inside_an_epoch_as_one_process(folder: Path) -> None:
     launch(train, config(folder, "parts", HALVES, **more), nproc=2)
     assert losses(folder / "parts") == pytest.approx(losses(folder / "whole"), rel=1e-4)
     assert len(losses(folder / "whole")) == 12
+
+
+@pytest.mark.ranks
+@pytest.mark.programs
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stop", [4, 6])
+def test_weights_by_step_go_on_at_any_step_and_number_of_ranks(folder: Path, stop: int) -> None:
+    """The weights change after steps 5 and 8, which are no ends of an epoch of 5 steps."""
+    weights = ({"web": 1.0, "code": 0.0}, {5: {"web": 0.2, "code": 0.8}, 8: {"web": 0.5, "code": 0.5}})
+    if not (folder / "changing").exists():
+        train(config(folder, "changing", *weights))
+    out = f"changing-{stop}"
+    train(config(folder, out, *weights, max_steps=stop))
+    more = GOING_ON | {"nproc": 2, "strategy": "ddp", "loader": {"workers": 1}}
+    launch(train, config(folder, out, *weights, **more), nproc=2)
+    assert losses(folder / out) == pytest.approx(losses(folder / "changing"), rel=1e-4)
+    assert len(losses(folder / out)) == 12
+    with pytest.raises(CheckpointError, match=r"task_options\.order was .* and is .*--resume-changed"):
+        train(config(folder, out, weights[0], {6: weights[1][5]}, max_steps=13, **GOING_ON))
 
 
 @pytest.mark.programs

@@ -28,7 +28,7 @@ def options(path: Path, labels: Sequence[object], **others: object) -> TextOptio
 
 
 def said(options: TextOptions) -> list[str]:
-    return list(prepare_text(options, 0).warnings)
+    return list(prepare_text(options, RunConfig()).warnings)
 
 
 def test_rows_with_nothing_odd_are_silent(tmp_path):
@@ -102,7 +102,9 @@ def test_a_run_on_two_ranks_says_it_once_before_its_first_step(tmp_path):
     command = [sys.executable, "-m", "distcore", "train", "--data", few.data, *flags.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in prepare_text(replace(few, eval_fraction=0.1), 0).warnings if "to learn from" in line)
+    (line,) = (
+        line for line in prepare_text(replace(few, eval_fraction=0.1), RunConfig()).warnings if "to learn from" in line
+    )
     output = done.stderr + done.stdout
     assert output.count(line) == 1
     assert f"W rank 0: {line}\n" in done.stderr
@@ -112,4 +114,4 @@ def test_a_dry_run_shows_it_too(tmp_path):
     few = options(tmp_path / "a.json", ["a", "b", "c"] + ["a", "b"] * 20)
     (line,) = said(few)
     config = RunConfig(nproc=1, micro_batch_size=8, lr=1e-3, task_options={"data": few.data}, out="runs/x")
-    assert f"# warning: {line}\n" in describe(resolve(config), prepare_text(few, 0))
+    assert f"# warning: {line}\n" in describe(resolve(config), prepare_text(few, RunConfig()))

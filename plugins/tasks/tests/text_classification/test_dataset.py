@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distcore.config import RunConfig
 from distcore.errors import DataError
 from distcore_data.cache import cached_folder
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
@@ -87,7 +88,7 @@ def _seconds(call):
 
 def prepared(options: TextOptions, seed: int = 0) -> Any:
     """The prepared data; of its parts the tests read what only tokens of text have."""
-    return prepare_text(options, seed)
+    return prepare_text(options, RunConfig(seed=seed))
 
 
 def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(options):
@@ -161,9 +162,10 @@ def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch)
 def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
     prepared(options)
     code = (
-        "import sys; from distcore_tasks.text_classification.options import TextOptions;"
+        "import sys; from distcore import RunConfig;"
+        "from distcore_tasks.text_classification.options import TextOptions;"
         "from distcore_tasks.text_classification.prepare import prepare_text;"
-        f"prepare_text(TextOptions(data={options.data!r}, model='bert-tiny', max_seq_len=16), 0);"
+        f"prepare_text(TextOptions(data={options.data!r}, model='bert-tiny', max_seq_len=16), RunConfig());"
         "print([name for name in ('torch', 'transformers', 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
