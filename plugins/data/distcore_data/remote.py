@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ TRIES = 4
 """Times that a file is asked for before a run ends."""
 FIRST_WAIT = 1.0
 """Seconds before the second time, which double each time."""
+AT_ONCE = 8
+"""Files of a URL that are fetched at a time."""
 BLOCK = 2**22
 """Bytes that are read at a time."""
 VERSION = (
@@ -63,8 +66,16 @@ def fetched(url: str, formats: Callable[[Path], bool]) -> tuple[Path, ...]:
     if needed > limit:
         raise DataError(f"data file {url}: has {needed} bytes, and the cache {limit}; raise {LIMIT}")
     copies = [_copy_of(url, info) for info in infos]
-    for copy, info in zip(copies, infos, strict=True):
-        _fetch(system, str(info["name"]), url, int(info.get("size") or -1), copy)
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        fetches = [
+            pool.submit(_fetch, system, str(info["name"]), url, int(info.get("size") or -1), copy)
+            for copy, info in zip(copies, infos, strict=True)
+        ]
+        for fetch in fetches:
+            fetch.result()
+    finally:  # ranks are forked: no thread may be left
+        pool.shutdown(cancel_futures=True)
     _make_room(limit, set(copies))
     return tuple(copies)
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -95,6 +96,34 @@ def test_a_file_is_fetched_once_for_all_processes(monkeypatch: pytest.MonkeyPatc
         restart()
         assert texts(SOURCE) == texts(SOURCE) == ROWS
     assert len(opened) == 1
+
+
+def test_several_files_are_fetched_at_a_time_and_after_an_error_no_more(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:02}.jsonl" for number in range(3 * remote.AT_ONCE)]
+    bucket.pipe({f"/bucket/many/{name}": lines([name]) for name in names})
+    together, opened, failing = threading.Barrier(remote.AT_ONCE, timeout=60), list[str](), list[str]()
+
+    def meeting(system: Any, name: str, size: int, draft: Path) -> None:
+        opened.append(name)
+        if failing:
+            time.sleep(0.2)
+            raise PermissionError(name)
+        together.wait()
+        write(system, name, size, draft)
+
+    write = remote._write
+    monkeypatch.setattr(remote, "_write", meeting)
+    assert texts("memory://bucket/many") == names
+    bucket.pipe({f"/bucket/many/{name}": lines([f"another {name}"]) for name in names})
+    restart()
+    opened.clear()
+    failing.append("")
+    with pytest.raises(DataError, match=r"^data file memory://bucket/many: cannot be read: PermissionError"):
+        texts("memory://bucket/many")
+    assert len(opened) < len(names)
+    assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
 
 
 @pytest.mark.parametrize("problem", ["failures", "cut"])
