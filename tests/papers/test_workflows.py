@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
-def read(name: str) -> dict[str, Any]:
-    workflow: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
+def read(name: str) -> dict[Any, Any]:
+    workflow: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
     return workflow
 
 
-def commands(workflow: dict[str, Any]) -> list[str]:
+def commands(workflow: dict[Any, Any]) -> list[str]:
     return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
 
 
