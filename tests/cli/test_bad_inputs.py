@@ -193,6 +193,7 @@ VALUES = {
     ),
     "--task none.py:Mine": r"task 'none.py:Mine': no file none.py",
     "--set timeout=0": r"timeout = 0",
+    "--set": r"--set: expected one argument",
     "--set model=3": r"task 'text-classification': model = 3: .*string",
     "--set strategy_options=3": r"strategy_options = 3: .*dictionary",
     "--set 'lr=[1'": r"lr = '\[1'",

@@ -239,5 +239,6 @@ def test_a_port_that_is_not_used_is_named(
 def test_files_of_which_one_would_win_are_refused(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = "error: --data: given 2 times; several files are one value: a.csv,b.csv\n"
     assert call("train --data a.csv --data=b.csv", capfd) == (2, "", said)
+    assert call("eval run --data a.csv --data b.csv", capfd) == (2, "", said)
     code, *_ = call(f"{JOB} --data rows.json --model bert-mini --model bert-tiny --dry-run", capfd)
     assert code == 0

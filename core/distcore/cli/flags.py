@@ -110,11 +110,11 @@ def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence
     ``known`` are the flags of the command, ``of_task`` those of the task among them; only a command that has
     ``--sweep`` knows what to do with several values.
     """
-    for flag in of_task:
+    for name in (*(flag.name for flag in of_task if "=" not in flag.takes), "--data"):
         typed = [word.partition("=")[2] or after for word, after in pairwise([*argv, ""])
-                 if word.partition("=")[0] == flag.name]  # fmt: skip
-        if len(set(typed)) > 1 and all(Path(value).suffix for value in typed) and "=" not in flag.takes:
-            raise ConfigError(f"{flag.name}: given {len(typed)} times; several files are one value: {','.join(typed)}")
+                 if word.partition("=")[0] == name]  # fmt: skip
+        if len(set(typed)) > 1 and all(Path(value).suffix for value in typed):
+            raise ConfigError(f"{name}: given {len(typed)} times; several files are one value: {','.join(typed)}")
     groups = [flags for title, flags in GROUPS.items() if title != "run folder"]
     swept = chain(*groups, of_task) if "--sweep" in known else ()
     keys = {flag.name: flag.key.removeprefix(OPTION) for flag in swept}

@@ -38,8 +38,8 @@ class TaskFlags(NamedTuple):
 def named_task(argv: Sequence[str]) -> str:
     """Return the task that a command line or its config file names, else ``auto``."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--task")
-    finder.add_argument("--set", action="append", default=[])
+    finder.add_argument("--task", nargs="?")  # the parser of the command says that a value is missing
+    finder.add_argument("--set", action="append", default=[], nargs="?", const="")
     given = finder.parse_known_args(list(argv))[0]
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
     named = [*settings[-1:], given.task, *map(_task_of_file, filter(is_config, argv))]

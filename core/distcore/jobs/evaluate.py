@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     data = task.prepare(config)
     _check_rows(config, path, data)
     run, data = build_to_evaluate(config, hooks, world, task, data)
+    if config.task_options.get("test_data"):  # these rows, and no evaluation set
+        data = replace(data, evaluations={})
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
     with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):

@@ -95,6 +95,9 @@ def test_two_ranks_count_each_row_of_each_set_once_as_one_process_does(
     ]
     assert main(["eval", str(tmp_path / "alone"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["evaluations"] == alone["evaluations"]
+    assert main(["eval", str(tmp_path / "alone"), "--data", str(tmp_path / "train.jsonl"), "--json"]) == 0
+    named = json.loads(capfd.readouterr().out)
+    assert (named["evaluation"]["evaluated"], named["evaluations"]) == (SIZES["train"], {}), "these rows and no others"
     assert alone["best"]
     assert alone["best"]["metric"] == "hard/accuracy"
 
