@@ -17,10 +17,14 @@ from distcore.cli.main import main
 
 @pytest.fixture(autouse=True)
 def _untouched_logger() -> None:
-    """The logger ``distcore`` as an import leaves it: a command of another test has set it up for the screen."""
+    """The logger ``distcore`` as an import leaves it.
+
+    A command of another test has set it up for the screen, and libraries change the root logger or disable all others.
+    """
+    logging.disable(logging.NOTSET)
     log = logging.getLogger("distcore")
-    log.handlers, log.propagate = [], True
-    log.setLevel(logging.NOTSET)
+    log.handlers, log.propagate, log.disabled = [], True, False
+    log.setLevel(logging.WARNING)
 
 
 @pytest.fixture
