@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ class _Search:
         (point,) = points_of(self._request, {name: settings}, self._out)
         trial.set_user_attr("run", name)
         self._points[name] = point
-        behind = _Behind(trial, point, self._judge.metric)
+        behind = Behind(trial, point.folder / "metrics.jsonl", self._judge.metric)
         if behind.is_to_end() and not point.finished:
             print(f"{which}: {name}: ended early already", file=sys.stderr, flush=True)
         else:
@@ -117,6 +118,7 @@ class _Search:
         ]
         judged = {"metric": self._judge.metric, "better": self._judge.way}
         record = {**judged, "trials": trials, "importance": self._importance()}
+        self._out.mkdir(parents=True, exist_ok=True)  # a run that fails at once has made no folder
         (self._out / RECORD).write_text(strict_json(record, indent=1), encoding="utf-8")
 
     def _said(self) -> Iterator[str]:
@@ -125,7 +127,7 @@ class _Search:
         if any(one.state.name == "COMPLETE" for one in self._study.trials):
             best = self._study.best_trial
             run = best.user_attrs["run"]
-            again = f"distcore train {self._out / run / 'config.yaml'} --out NEW"
+            again = f"distcore train {shlex.quote(str(self._out / run / 'config.yaml'))} --out NEW"
             yield f"best: {run}, {self._judge.metric} {best.value:.4g}; the same again: {again}"
 
     def _importance(self) -> dict[str, float]:
@@ -139,11 +141,12 @@ class _Search:
             return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 
 
-class _Behind:
+class Behind:
     """Whether a trial is behind those before it, by the evaluations in its metrics.jsonl; once True, it stays so."""
 
-    def __init__(self, trial: optuna.trial.Trial, point: Point, metric: str) -> None:
-        self._trial, self._file, self._key = trial, point.folder / "metrics.jsonl", f"eval/{metric}"
+    def __init__(self, trial: optuna.trial.Trial, file: Path, metric: str) -> None:
+        """Take the trial, its metrics.jsonl, and the metric's name in an evaluation."""
+        self._trial, self._file, self._key = trial, file, f"eval/{metric}"
         self._step = 0
         self._is_behind = False
 

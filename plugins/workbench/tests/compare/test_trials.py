@@ -19,7 +19,9 @@ from distcore.checkpoint import read_tensors
 from distcore.cli.main import main
 from distcore_workbench.compare.sweep_space import Range, axes_of, ends
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
+
+from distcore_workbench.compare.trials import Behind  # noqa: E402
 
 LINE = """
 import time
@@ -82,13 +84,13 @@ def test_a_stopped_search_goes_on_to_the_trials_of_one_that_was_not(
     assert len({one["run"] for one in trials}) == len(trials) == 7
     states = [one["state"] for one in trials]
     assert set(states) == {"complete", "pruned"}, "of seven rates over four orders of magnitude one falls behind"
-    assert f"ended early: {states.count('pruned')} of 7 trials" in out
+    assert f"behind the median of those before: {states.count('pruned')} of 7 trials" in out
     best = min((one for one in trials if one["state"] == "complete"), key=lambda one: one["value"])
     assert f"best: {best['run']}, loss {best['value']:.4g}; the same again: " in out
     assert re.search(r"^importance for loss: lr \d\.\d+, seed \d\.\d+$", out, re.M)
 
     assert main(["compare", "whole", "--out", "page"]) == 0
-    assert f"ended early: {states.count('pruned')} of 7 trials" in capfd.readouterr().out
+    assert f"behind the median of those before: {states.count('pruned')} of 7 trials" in capfd.readouterr().out
     assert "Settings and loss, the best run in bold" in Path("page/compare.html").read_text()
 
     assert main(["train", f"whole/{best['run']}/config.yaml", "--out", "again"]) == 0
@@ -104,6 +106,22 @@ def test_a_stopped_search_goes_on_to_the_trials_of_one_that_was_not(
     said = capfd.readouterr().err
     assert f"trial 1 of 7: {trials[0]['run']}: finished already\n" in said
     assert re.search(rf"trial 2 of 7: {trials[1]['run']}\n", said)
+
+
+def test_a_trial_may_be_behind_at_its_first_evaluation_and_not_at_a_later_one(tmp_path: Path) -> None:
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner())
+    for _ in range(5):
+        trial = study.ask()
+        for step in (4, 8):
+            trial.report(0.5, step)
+        study.tell(trial, 0.5)
+    behind = Behind(study.ask(), tmp_path / "metrics.jsonl", "loss")
+    assert not behind.is_to_end(), "there is no file yet"
+    first, second = (json.dumps({"step": step, "eval/loss": 0.9}) + "\n" for step in (4, 8))
+    (tmp_path / "metrics.jsonl").write_text(first + second[:9])
+    assert not behind.is_to_end()
+    (tmp_path / "metrics.jsonl").write_text(first + second)
+    assert behind.is_to_end()
 
 
 def test_a_range_of_integers_draws_integers_and_its_ends_are_checked_with_each_value_of_a_list() -> None:
