@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print where the time of a step goes, and write traces",
     )  # fmt: skip
     sweep = other.add_argument("--sweep", action="append", default=[], metavar="KEY=V,V,…", help=SWEEP)
-    trials = other.add_argument("--trials", type=int, metavar="N", help="--sweep: draw N settings, by Optuna")
+    trials = other.add_argument("--trials", type=int, metavar="N", help="draw N settings of --sweep KEY=LOW..HIGH")
     sampler = other.add_argument("--sampler", metavar="NAME", help="--trials: tpe, or random (default: tpe)")
     prune = other.add_argument("--prune", action="store_true", help="--trials: end runs early that fall behind")
     if isinstance(parser, Parser):
