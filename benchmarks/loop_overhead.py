@@ -152,6 +152,7 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager
     job: Any = Job()  # a task, as far as the loop asks
     world = hooks.setup(config, RankInfo())
     run = build_run(config, hooks, world, job, Datasets(train=data, evaluation=data, test=data))
+    hooks.on_run_start(run, Progress(), job, Datasets(train=data, evaluation=data, test=data))
     with timed():
         for _ in loop_steps(run, hooks, job, data, Progress()):
             pass

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from distcore.errors import MetaModelError
 from distcore.launchers.processes.failures import one_line
@@ -90,7 +90,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             # An overwritten storage needs no earlier value, unless another argument reads it: x.copy_(x.T).
             covered = {view.storage for view in changed if self._is_overwritten(func, view)}
             others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
-            arguments, kept = tree_map(self._as_view, (args, named))
+            arguments, kept = tree_map_only(FakeTensor, self.view, (args, named))
             self.operations.append(
                 Operation(
                     function=func,
@@ -118,9 +118,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         """Raise MetaModelError if the model has set the generator's state instead of drawing from it."""
         if not torch.equal(torch.default_generator.get_state(), self._state):
             raise MetaModelError("build_model() sets the state of torch's random numbers itself")
-
-    def _as_view(self, value: Any) -> Any:
-        return self.view(value) if isinstance(value, FakeTensor) else value
 
     def _is_overwritten(self, function: Any, view: View) -> bool:
         name = function.overloadpacket.__name__

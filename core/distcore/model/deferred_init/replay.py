@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from distcore.errors import MetaModelError
 from distcore.model.deferred_init.partial_init import draw, drawn_by
@@ -117,14 +116,12 @@ class Replay:
 
     @torch.no_grad()  # not on ``values``: torch's wrapper of a generator keeps the last yielded tensor alive
     def _run(self, operation: Operation, storages: Storages) -> None:
-        def real(value: Any) -> Any:
-            if not isinstance(value, View):
-                return value
+        def real(value: View) -> Tensor:
             if value.storage not in storages:
                 storages[value.storage] = _storage(self._sizes[value.storage])
             return value.of(storages[value.storage])
 
-        arguments, named = tree_map(real, (operation.arguments, operation.named))
+        arguments, named = tree_map_only(View, real, (operation.arguments, operation.named))
         result = operation.function(*arguments, **named)
         results = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         for view, tensor in zip(operation.made, results, strict=True):

@@ -129,20 +129,20 @@ class Hooks:
         if not implementations:
             return own
         if all(one.wrapper or one.hookwrapper for one in implementations):
-            # A function of its own, because pluggy reads the names of the arguments.
-            def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-                return own(run, micros, loss)
-
-            self._manager.register(SimpleNamespace(train_step=hookimpl(train_step)), "the loop's own train_step")
+            named = hookimpl(lambda run, micros, loss: own(run, micros, loss))  # pluggy reads the names
+            self._manager.register(SimpleNamespace(train_step=named), "the loop's own train_step")
         return self.train_step
 
     def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
         """Call the hook; raises StrategyError unless it returns a tensor."""
+        run.tally.enter("forward")
         answer = self._call.train_step(run=run, micros=micros, loss=loss)
+        run.tally.enter("other")
         return answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Call the hook; raises StrategyError if it returns ``None``."""
+        run.tally.enter("forward")
         answer = self._accumulate(run=run, last=last)
         if answer is None:
             self._refuse("accumulate", "a context manager", answer)
@@ -150,13 +150,17 @@ class Hooks:
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Call the hook; raises StrategyError unless it returns a tensor."""
+        run.tally.enter("backward")
         answer = self._backward(run=run, loss=loss)
+        run.tally.enter("other")
         # Not by _checked, here and in step(): these run in every step, and a call less is time saved.
         return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Call the hook; raises StrategyError unless it returns a StepResult."""
+        run.tally.enter("step")
         answer = self._step(run=run, clip=clip)
+        run.tally.enter("other")
         return answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
 
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
@@ -237,12 +241,12 @@ class Hooks:
         run.tally.wish(event, getattr(self._call, event)(run=run, **values))
 
     def _shortest(self, hook: str) -> Callable[..., Any]:
-        """Return the fastest caller of a hook: its implementation, if it is the only one and takes every argument."""
+        """Return the fastest caller of a hook: its implementations, if unwrapped and if they take every argument."""
         caller = getattr(self._call, hook)
-        match caller.get_hookimpls():
-            case [alone] if not (alone.wrapper or alone.hookwrapper) and alone.argnames == caller.spec.argnames:
-                return alone.function  # type: ignore[no-any-return]
-        return caller  # type: ignore[no-any-return]
+        every = caller.get_hookimpls()[::-1]
+        if any(one.wrapper or one.hookwrapper or one.argnames != caller.spec.argnames for one in every) or not every:
+            return caller  # type: ignore[no-any-return]
+        return every[0].function if len(every) == 1 else lambda **values: [one.function(**values) for one in every]
 
     def _checked(self, hook: str, kind: type[T], answer: Any) -> T:
         return answer if isinstance(answer, kind) else self._refuse(hook, kind.__name__, answer)

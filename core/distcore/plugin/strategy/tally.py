@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
 import torch
@@ -35,6 +35,8 @@ class Tally:
             raise TaskError(f"logs: {wrong[0]!r} is the name of two values of a log line; choose another")
         self.muted = False
         """True while values are ignored: in a micro-batch of padding."""
+        self.enter: Callable[[str], object] = dict[str, object]().get
+        """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``. An extension may replace it."""
         self._clear()
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from distcore import (
     Batch,
+    Capabilities,
     ConstantColumn,
     Dataset,
     Datasets,
@@ -43,6 +43,7 @@ from distcore.jobs import (
     rows_in_form,
     scaled_loss,
 )
+from distcore_workbench.observe.row_flops import RowFlops
 from distcore_workbench.planning.step import frozen_models, without_values
 from distcore_workbench.planning.storages import Storages
 
@@ -62,39 +63,30 @@ IN_PLACE = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
 """Products that torch's counter leaves out, because they are added in place, as the loss in chunks adds them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowFlops:
-    """Operations of a row by its length: a polynomial of degree 2, which a transformer's is."""
-
-    coefficients: tuple[float, ...]
-    """Of the powers of the length, from 0 on; at most three."""
-
-    def of(self, lengths: np.ndarray) -> float:
-        """Return the operations of all rows of these lengths, forward and backward."""
-        exact = lengths.astype(np.float64)
-        return float(sum(factor * (exact**power).sum() for power, factor in enumerate(self.coefficients)))
-
-
-def count_flops(run: Run, source: ModelSource, task: Task, data: Datasets) -> RowFlops | None:
+def count_flops(
+    config: RunConfig, capabilities: Capabilities, source: ModelSource, task: Task, data: Datasets
+) -> RowFlops | None:
     """Return the operations of a row; ``None``, with a line that says why, if the model needs values to be traced."""
     try:
-        return _fitted(*_counts(run, source, task, data))
+        return _fitted(*_counts(config, capabilities, source, task, data))
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         log.warning("observe: no FLOPs and no MFU: the step fails without values: %s", reason)
         return None
 
 
-def _counts(run: Run, source: ModelSource, task: Task, data: Datasets) -> tuple[list[int], list[int]]:
+def _counts(
+    given: RunConfig, capabilities: Capabilities, source: ModelSource, task: Task, data: Datasets
+) -> tuple[list[int], list[int]]:
     """Return the lengths of the shortest, the middle and the longest row, and the operations of each."""
-    config = with_changes(run.config, PADDED | {"device": "cpu", "compile": "off"})
+    config = with_changes(given, PADDED | {"device": "cpu", "compile": "off"})
     rows = in_epoch(rows_in_form(config, data.train), 0)
     lengths, numbers = _examples(rows)
     meta_model = source.meta_model()
     freeze(config, meta_model)
     frozen = frozen_models(config, task, data)
     batches = [rows.batch(np.full(TWICE, number)) for number in numbers]
-    return lengths, [_count(run, config, task, (meta_model, frozen), batch) // TWICE for batch in batches]
+    return lengths, [_count(config, capabilities, task, (meta_model, frozen), batch) // TWICE for batch in batches]
 
 
 def _examples(rows: Dataset) -> tuple[list[int], list[int]]:
@@ -107,13 +99,17 @@ def _examples(rows: Dataset) -> tuple[list[int], list[int]]:
 
 
 def _count(
-    run: Run, config: RunConfig, task: Task, models: tuple[nn.Module, dict[str, nn.Module | None]], batch: Batch
+    config: RunConfig,
+    capabilities: Capabilities,
+    task: Task,
+    models: tuple[nn.Module, dict[str, nn.Module | None]],
+    batch: Batch,
 ) -> int:
     """Return the operations of the forward and backward pass over ``batch``."""
     storages = Storages(copies=False)
     model, bound = without_values(models[0], storages).train(), BoundTask.of(task)
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
-    autocast = autocast_for(config, run.capabilities, world)
+    autocast = autocast_for(config, capabilities, world)
     beside = {
         name: model if meta is None else without_values(meta, storages).requires_grad_(False).eval()
         for name, meta in models[1].items()
@@ -127,7 +123,7 @@ def _count(
     traced = Run(
         config=config,
         world=world,
-        capabilities=run.capabilities,
+        capabilities=capabilities,
         module=model,
         model=model,
         tally=Tally(bound.logs),

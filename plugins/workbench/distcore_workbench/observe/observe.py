@@ -5,23 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 from torch import Tensor
 
 from distcore import (
     BatchPlan,
     BuiltModel,
+    Capabilities,
     ConfigError,
     Datasets,
     ModelSource,
     Progress,
     RankInfo,
     Run,
+    RunConfig,
     Sampler,
     State,
     StepResult,
@@ -29,8 +31,7 @@ from distcore import (
     hookimpl,
 )
 from distcore.jobs import join, peak_memory
-from distcore_workbench.observe.clock import ALONE, PhaseClock
-from distcore_workbench.observe.flops import count_flops
+from distcore_workbench.observe.clock import PhaseClock, clock_of
 from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.peaks import peak_of
 from distcore_workbench.observe.phases import PHASES, TRAINING
@@ -44,6 +45,8 @@ TIMED = (*TRAINING, "evaluation", "save")
 """Phases in a log line; a run's start is over before its first."""
 EVALUATES = ("longest-first", "sequential")
 """Orders of rows of an evaluation."""
+PATIENCE = 60.0
+"""Seconds of training before the model's operations are counted, which takes some: a short run pays nothing for it."""
 
 
 @dataclass
@@ -51,10 +54,11 @@ class Observe:
     """Add figures of speed, time and memory to every log line; each covers the steps since the line before.
 
     - ``tokens_per_second``: real tokens of all ranks, without padding; not for rows without tokens, such as images.
-    - ``model_flops``: operations of a step, mean, forward and backward. They are counted once, on tensors without
-      values, for the shortest, a middle and the longest row; a polynomial through the three gives the others, which is
-      exact for a transformer. Matrix products and convolutions count, two operations for each multiplication. Attention
-      counts over the whole row, packed or causal too. Recomputation and gradients of frozen weights do not count.
+    - ``model_flops``: operations of a step, mean, forward and backward. They are counted once, after a minute of
+      training, or at its start if ``peak_tflops`` is given: on tensors without values, for the shortest, a middle and
+      the longest row. A polynomial through the three gives the others, exactly for a transformer. Matrix products and
+      convolutions count, two operations for each multiplication. Attention counts over the whole row, packed or causal
+      too. Recomputation and gradients of frozen weights do not count.
     - ``mfu``: the model FLOPs per second, divided by the peak of all devices. Sources are in ``observe/peaks.json``.
     - ``data_seconds``, ``forward_seconds``, ``backward_seconds``, ``step_seconds`` (the optimizer's), ``log_seconds``,
       ``other_seconds``, ``evaluation_seconds``, ``save_seconds``: mean over ranks of the time in each phase.
@@ -67,7 +71,7 @@ class Observe:
     under ``fsdp``, count less. Lost is what a later attempt did again.
 
     A warning names a rank that is slow: whose data, forward passes and backward passes before the last of a step take
-    10 % longer than the median of all ranks, over 30 steps. Under ``fsdp`` ranks wait in their forward passes, and
+    10 % and 2 ms longer than the median of all ranks, over 30 steps. Under ``fsdp`` ranks wait in their forward passes, and
     where several share a row each has other work: there no rank is named.
 
     What ranks tell each other goes with the loss: there is no further communication. On an accelerator the phases are
@@ -91,9 +95,11 @@ class Observe:
         self._stragglers = Stragglers()
         self._slow: list[str] = []
         self._waited = 0.0
-        self._step = self._compared = 0
-        self._backward = "backward"
+        self._count: Callable[[], None] | None = None
+        self._began_training, self._compared = 0.0, 0
+        self._progress = Progress()
         self._is_checked = False
+        self._enter: Callable[[str], None] = _ignore
 
     @hookimpl(wrapper=True)
     def build_model(self, source: ModelSource) -> Generator[None, BuiltModel, BuiltModel]:
@@ -103,17 +109,21 @@ class Observe:
 
     @hookimpl(trylast=True)
     def on_run_start(self, run: Run, progress: Progress, task: Task, data: Datasets) -> None:
-        """Count the operations of the model on the main rank, and start the clock."""
-        known = self._source is not None and run.world.is_main
-        flops = count_flops(run, self._source, task, data) if known and self._source else None
+        """Start the clock."""
         given = peak_of(run.world.device, run.config) if self.peak_tflops is None else self.peak_tflops * 1e12
         self._peak = given and given * run.world.size
-        self._work = Work(progress, flops)
+        self._work, self._progress, self._compared = Work(progress), progress, progress.step
         self._out = Path(str(run.config.out))
-        self._step = self._compared = progress.step
         if run.world.is_main:
             self._times = TimesFile(self._out, progress.step, self._began)
-        self._clock = PhaseClock(run.world.device, time.time() - self._began)
+        if run.world.is_main and (source := self._source) is not None:
+            config, capabilities = run.config, run.capabilities  # not the run, which ends before its extensions
+            self._count = lambda: self._count_flops(config, capabilities, source, task, data)
+        if self.peak_tflops is not None:
+            self._count_after(0.0)
+        already, self._began_training = time.time() - self._began, perf_counter()
+        self._clock = clock_of(run.world.device, already)
+        self._enter = run.tally.enter = self._clock.enter
 
     @hookimpl(wrapper=True)
     def build_sampler(self, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
@@ -126,52 +136,18 @@ class Observe:
             self._is_checked = self._clock is not None
         return (yield)
 
-    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
-    @hookimpl(wrapper=True, tryfirst=True)
-    def train_step(self) -> Generator[None, Tensor, Tensor]:
-        """Time a strategy's own ``train_step`` as forward; for the default, the two hooks below split the passes."""
-        self._enter("forward")
-        answer = yield
-        self._enter("other")
-        return answer
-
-    @hookimpl(wrapper=True, tryfirst=True)
-    def accumulate(self, last: bool) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
-        """Time the forward pass of a micro-batch."""
-        self._enter("forward")
-        self._backward = "backward" if last else ALONE
-        return (yield)
-
-    @hookimpl(wrapper=True, tryfirst=True)
-    def backward(self) -> Generator[None, Tensor, Tensor]:
-        """Time the backward pass of a micro-batch."""
-        self._enter(self._backward)
-        answer = yield
-        self._enter("other")
-        return answer
-
-    @hookimpl(wrapper=True, tryfirst=True)
-    def step(self) -> Generator[None, StepResult, StepResult]:
-        """Time the optimizer's step."""
-        self._enter("step")
-        answer = yield
-        self._enter("other")
-        return answer
-
-    @hookimpl(wrapper=True, tryfirst=True)
-    def on_step_end(self, run: Run, progress: Progress) -> Generator[None, list[object], list[object]]:
+    @hookimpl(trylast=True)
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Count the step; before a log line, add what this rank sends with the loss."""
-        answers = yield
-        self._step = progress.step
-        if self._clock is not None:
-            self._clock.end_step()
-        if run.world.is_main:
-            self._work.add(progress)
+        self._progress = progress
+        if self._clock is None:
+            return
+        self._clock.end_step()
         if progress.step == run.total_steps or progress.step % run.config.log_every == 0:
-            self._send(run)
-        self._enter("data")
-        return answers
+            self._send(run, self._clock)
+        self._clock.enter("data")
 
+    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
     def reduce_loss(self) -> Generator[None, Tensor, Tensor]:
         """Time what belongs to a log line."""
@@ -185,7 +161,9 @@ class Observe:
         if run.world.is_main:
             peaks = {rank: sent["peak_memory"] for rank, sent in self._slots.values.items()}
             rank = max(peaks, key=lambda one: peaks[one])
-            record |= self._work.figures(record["samples_per_second"], self._peak)
+            if self._progress.step < run.total_steps:
+                self._count_after(2 * PATIENCE)  # an evaluation, which the speed leaves out, comes first
+            record |= self._work.figures(self._progress, record["samples_per_second"], self._peak)
             record |= {"peak_memory_max_bytes": peaks[rank], "peak_memory_max_rank": rank}
             self._waited += waited(self._slots.news) / self._slots.turns  # each sent of the steps since its last turn
             self._name_stragglers(run)
@@ -195,9 +173,11 @@ class Observe:
         return answers
 
     @hookimpl(wrapper=True, tryfirst=True)
-    def on_evaluation_end(self) -> Generator[None, list[object], list[object]]:
+    def on_evaluation_end(self, run: Run) -> Generator[None, list[object], list[object]]:
         """End an evaluation."""
         answers = yield
+        if self._progress.step < run.total_steps:
+            self._count_after(PATIENCE)
         self._enter("data")
         self._note("evaluation")
         return answers
@@ -232,29 +212,40 @@ class Observe:
         """Add a line to times.jsonl, on the main rank."""
         if self._times is not None and self._clock is not None:
             values = {"seconds": self._clock.seconds(), "waited": self._waited}
-            ranks = {"ranks": self._slots.values, "slow": self._slow} if event == "log" else {}
-            self._times.add(event, self._step, values=values | ranks)
+            ranks = {"ranks": self._slots.news, "slow": self._slow} if event == "log" else {}
+            self._times.add(event, self._progress.step, values=values | ranks)
 
-    def _enter(self, phase: str) -> None:
-        if self._clock is not None:
-            self._clock.enter(phase)
+    def _count_after(self, seconds: float) -> None:
+        """Count the operations of the model, once, on the main rank, if training began so many seconds ago."""
+        if self._count is not None and (not seconds or perf_counter() - self._began_training > seconds):
+            count, self._count = self._count, None
+            count()
 
-    def _send(self, run: Run) -> None:
+    def _count_flops(
+        self, config: RunConfig, capabilities: Capabilities, source: ModelSource, task: Task, data: Datasets
+    ) -> None:
+        from distcore_workbench.observe.flops import count_flops  # takes a second, which a short run need not wait for
+
+        phase = self._clock.phase if self._clock else "starting"
+        self._enter("starting")
+        self._work.flops = count_flops(config, capabilities, source, task, data)
+        self._enter(phase)
+
+    def _send(self, run: Run, clock: PhaseClock) -> None:
         """Add this rank's seconds since the last log line, and its memory, to what the loss is sent with."""
-        assert self._clock is not None
-        seconds = self._clock.seconds()
+        seconds = clock.seconds()
         for phase in TIMED:
             run.log(f"{phase}_seconds", seconds[phase] - self._sent[phase])
         self._sent = seconds
         if self._slots.is_turn_of(run.world.rank):
-            steps = self._clock.steps()
-            sent = {part: median(step[part] for step in steps) for part in PARTS}
-            sent |= {f"{part}_of_all": sum(step[part] for step in steps) for part in PARTS}
+            by_part = dict(zip(PARTS, zip(*clock.steps(), strict=True), strict=True))
+            sent = {part: median(each) for part, each in by_part.items()}
+            sent |= {f"{part}_of_all": sum(each) for part, each in by_part.items()}
             self._slots.send(run, sent | {"peak_memory": peak_memory(run.world.device)})
 
     def _name_stragglers(self, run: Run) -> None:
         """Warn of ranks that are slower than the others; where ranks share a row, each has work of its own."""
-        steps, self._compared = self._step - self._compared, self._step
+        steps, self._compared = self._progress.step - self._compared, self._progress.step
         if run.world.shards == run.world.size:
             self._slow = self._stragglers.add(self._slots.news, steps)
             for line in self._slow:
@@ -265,3 +256,7 @@ def waited(ranks: Mapping[int, Mapping[str, float]]) -> float:
     """Return the seconds that ranks waited for the slowest one, mean over ranks, by what each did alone."""
     alone = [sum(sent[f"{part}_of_all"] for part in PARTS) for sent in ranks.values()]
     return max(alone) - sum(alone) / len(alone)
+
+
+def _ignore(_phase: str) -> None:
+    """Time nothing: the run has not begun to train."""

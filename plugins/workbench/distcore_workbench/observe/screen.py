@@ -40,7 +40,7 @@ def screen(run: RunFolder, console: Console) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{run.folder}: {_logged(run, logged[-1])}"), Text()]
     parts += [drawn_curves([run.folder], console, hidden=HIDDEN), Text(_phases(logged[-1]))]
     attempts = attempts_of(run.folder)
-    ranks = next((moment.ranks for moment in reversed(attempts[-1]) if moment.ranks), {}) if attempts else {}
+    ranks = {rank: sent for moment in (attempts[-1] if attempts else ()) for rank, sent in moment.ranks.items()}
     slow = [Text(line) for moment in (attempts[-1] if attempts else ()) for line in moment.slow]
     return Group(*parts, *([_table(ranks)] if ranks else []), *slow[-LAST:])
 

@@ -10,6 +10,8 @@ WINDOW = 30
 """Steps that are compared, at least."""
 ABOVE = 0.10
 """How far above the median of all ranks the own part of a rank's steps is before the rank is named."""
+LEAST = 0.002
+"""Seconds of a step above the median that are worth a line: what else a machine does makes short steps differ."""
 PARTS = ("data", "compute")
 """The own part of a step: waiting for rows and collating them; forward passes, and all backward passes but the last."""
 
@@ -47,7 +49,7 @@ class Stragglers:
         whole = median_low(sum(parts.values()) for parts in own.values())
         for rank, parts in own.items():
             mine = sum(parts.values())
-            if mine > (1 + ABOVE) * whole:
+            if mine > whole + max(ABOVE * whole, LEAST):
                 part = max(PARTS, key={part: parts[part] - usual[part] for part in PARTS}.__getitem__)
                 says = f"its own part of a step takes {mine * 1e3:.1f} ms, {mine / whole - 1:.0%} above the median"
                 yield rank, f"rank {rank} is slow: {says} of {len(own)} ranks over {WINDOW} steps, most of it in {part}"

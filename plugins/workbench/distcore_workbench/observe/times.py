@@ -53,7 +53,7 @@ class Moment:
     waited: float
     """Seconds among those of training in which ranks waited for the slowest one, mean over ranks."""
     ranks: Mapping[str, Mapping[str, float]]
-    """What each rank sent last, by its number."""
+    """What ranks sent since the moment before, by their number."""
     slow: Sequence[str] = ()
     """Lines about ranks that were slower than the others."""
 

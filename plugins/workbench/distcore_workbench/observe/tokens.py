@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from distcore import BatchPlan, Progress
 from distcore.jobs import read
-from distcore_workbench.observe.flops import RowFlops
+from distcore_workbench.observe.row_flops import RowFlops
+
+TOGETHER = 64
+"""Steps whose lengths are read at once."""
 
 
 class Work:
-    """Adds up the global batches. Every rank can: which rows they have follows from the plan."""
+    """Knows which rows each step has, which follows from the plan: a step costs nothing until its log line."""
 
-    def __init__(self, progress: Progress, flops: RowFlops | None) -> None:
-        """Begin at ``progress``; ``flops``: operations of a row, if they are known."""
+    def __init__(self, progress: Progress) -> None:
+        """Begin at ``progress``."""
         self.plan: BatchPlan | None = None
         """The plan of the training; the loop's own, which keeps the order of an epoch."""
-        self._at, self._flops = progress, flops
-        self._clear()
-
-    def add(self, progress: Progress) -> None:
-        """Add the step that led to ``progress``."""
-        assert self.plan is not None  # the loop has built its sampler
-        lengths = read(self.plan.lengths, self.plan.rows(self._at.epoch, self._at.step_in_epoch))
-        self._rows += len(lengths)
-        self._tokens += int(lengths.sum())
-        self._steps += 1
-        self._operations += self._flops.of(lengths) if self._flops else 0.0
+        self.flops: RowFlops | None = None
+        """Operations of a row, once they are known."""
         self._at = progress
 
-    def figures(self, samples_per_second: float, peak: float | None) -> dict[str, float]:
-        """Return the figures of a log line, and begin the next; ``peak``: FLOP/s of all devices, if it is known.
+    def figures(self, progress: Progress, samples_per_second: float, peak: float | None) -> dict[str, float]:
+        """Return the figures of the log line at ``progress``; ``peak``: FLOP/s of all devices, if it is known.
 
         Rows that all have one token, such as images, have no tokens.
         """
-        figures, seconds = dict[str, float](), self._rows / samples_per_second
-        if self._tokens != self._rows:
-            figures["tokens_per_second"] = self._tokens / seconds
-        if self._operations:
-            figures["model_flops"] = self._operations / self._steps
+        steps, seconds = progress.step - self._at.step, (progress.samples - self._at.samples) / samples_per_second
+        rows, tokens, operations = 0, 0, 0.0
+        for lengths in self._lengths_until(progress):
+            rows, tokens = rows + len(lengths), tokens + int(lengths.sum())
+            operations += self.flops.of(lengths) if self.flops else 0.0
+        self._at, figures = progress, dict[str, float]()
+        if tokens != rows:
+            figures["tokens_per_second"] = tokens / seconds
+        if operations:
+            figures["model_flops"] = operations / steps
             if peak is not None:
-                figures["mfu"] = self._operations / seconds / peak
-        self._clear()
+                figures["mfu"] = operations / seconds / peak
         return figures
 
-    def _clear(self) -> None:
-        self._rows = self._tokens = self._steps = 0
-        self._operations = 0.0
+    def _lengths_until(self, progress: Progress) -> Iterator[np.ndarray]:
+        """Yield the lengths of all rows from the last log line to ``progress``."""
+        assert self.plan is not None  # the loop has built its sampler
+        epoch, step = self._at.epoch, self._at.step_in_epoch
+        batches: list[np.ndarray] = []
+        for left in reversed(range(progress.step - self._at.step)):
+            batches.append(self.plan.rows(epoch, step))
+            step += 1
+            if step == self.plan.steps:
+                epoch, step = epoch + 1, 0
+            if len(batches) == TOGETHER or not left:
+                yield read(self.plan.lengths, np.concatenate(batches))
+                batches = []

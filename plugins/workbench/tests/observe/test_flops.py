@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from text_task import TEXTS, UNTRACEABLE
 
 from distcore import RunConfig, load_config
 from distcore.jobs import complete, model_source, resolve
-from distcore_workbench.observe.flops import RowFlops, count_flops
+from distcore_workbench.observe.flops import count_flops
 from distcore_workbench.observe.peaks import peak_of, peak_of_name
+from distcore_workbench.observe.row_flops import RowFlops
 
 pytestmark = pytest.mark.programs
 
@@ -32,8 +32,8 @@ def counted(changes: dict[str, Any]) -> RowFlops | None:
     resolved = resolve(config, 1)
     data = resolved.task.prepare(resolved.config)
     completed = complete(resolved, data)
-    run: Any = SimpleNamespace(config=completed.config, capabilities=resolved.capabilities)
-    return count_flops(run, model_source(completed.config, resolved.task, data), resolved.task, data)
+    source = model_source(completed.config, resolved.task, data)
+    return count_flops(completed.config, resolved.capabilities, source, resolved.task, data)
 
 
 def by_hand(per_row: int, per_token: int) -> list[float]:

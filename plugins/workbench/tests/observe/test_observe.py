@@ -161,6 +161,21 @@ def test_real_tokens_of_an_epoch_are_the_same_with_any_form_of_the_rows(
     assert max(flops) == pytest.approx(min(flops), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("patience", "changes", "counted"),
+    # After step 2 a second has gone by at the evaluation, which follows the log line.
+    [(60.0, {}, []), (-1.0, {}, [1, 2, 3]), (1.0, {"eval_every": 2, "extensions.slow.py:Slow": True}, [2, 3])],
+)
+@pytest.mark.usefixtures("work_folder")
+def test_operations_are_counted_once_a_run_has_lasted(
+    patience: float, changes: dict[str, Any], counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("slow.py").write_text(SLOW)
+    monkeypatch.setattr("distcore_workbench.observe.observe.PATIENCE", patience)
+    lines = lines_of(changes | {"extensions.observe": True, "max_steps": 6}, tmp_path / "run")
+    assert [number for number, line in enumerate(lines, 1) if "model_flops" in line] == counted
+
+
 def test_a_rank_of_many_sends_in_its_turn() -> None:
     class Run:
         def __init__(self, rank: int) -> None:

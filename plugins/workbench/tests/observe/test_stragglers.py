@@ -60,6 +60,10 @@ def test_a_rank_is_named_again_after_it_was_as_fast_as_others() -> None:
     assert said == [False, True, False, False, True, False]
 
 
+def test_a_millisecond_is_not_worth_a_line() -> None:
+    assert not Stragglers().add({0: {"data": 0.0, "compute": 0.001}, 1: {"data": 0.0, "compute": 0.002}}, 30)
+
+
 SLOW = """
 from time import sleep
 from distcore import hookimpl
