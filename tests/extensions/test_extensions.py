@@ -85,8 +85,9 @@ def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConf
 @pytest.mark.needs("distcore-workbench", "distcore-tasks")
 def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
     loaded = load_extensions(with_extensions(config, nan_guard=True))
-    assert list(loaded) == ["progress", "metrics", "batch_norm", "watchdog", "nan_guard"]
-    assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics", "batch_norm", "watchdog"]
+    on = ["metrics", "batch_norm", "observe", "watchdog"]
+    assert list(loaded) == ["progress", *on, "nan_guard"]
+    assert list(load_extensions(with_extensions(config, progress=False))) == on
 
 
 def test_on_by_default_is_what_distributions_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
 
 @pytest.mark.needs("distcore-tasks")
 def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: RunConfig) -> None:
-    report = train(config)
+    report = train(with_extensions(config, observe=False))
     first, second, evaluation = lines_of("run/metrics.jsonl")
     logged = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_second", "train/peak_memory_bytes"}
     assert set(first) == {"step", "epoch", "samples", *logged}
@@ -226,7 +227,8 @@ def test_progress_writes_plain_lines_to_a_file(config: RunConfig, capsys: pytest
     first, second, evaluation = (line for line in lines if line.startswith(("step ", "evaluation ")))
     assert first.startswith("step 1/2  epoch 0.5  loss 0.")
     assert "  lr " in second
-    assert second.endswith("samples/s  eta 0:00:00")
+    assert "samples/s  " in second
+    assert second.endswith(" tokens/s  eta 0:00:00")
     assert evaluation.startswith("evaluation at step 2: loss 0.")
     assert evaluation.endswith("evaluated 4 of 4")
 

@@ -71,8 +71,8 @@ class Observe:
     under ``fsdp``, count less. Lost is what a later attempt did again.
 
     A warning names a rank that is slow: whose data, forward passes and backward passes before the last of a step take
-    10 % and 2 ms longer than the median of all ranks, over 30 steps. Under ``fsdp`` ranks wait in their forward passes, and
-    where several share a row each has other work: there no rank is named.
+    10 % and 2 ms longer than the median of all ranks, over 30 steps. Under ``fsdp`` ranks wait in their forward passes,
+    and where several share a row each has other work: there no rank is named.
 
     What ranks tell each other goes with the loss: there is no further communication. On an accelerator the phases are
     timed in the device's queue, and no step waits for the device.
