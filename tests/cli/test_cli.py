@@ -248,8 +248,7 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
     assert re.fullmatch(r"model:  bert-tiny \(BertForSequenceClassification\), [\d,]+ parameters", model)
     assert re.fullmatch(r"ranks:  1 rank \(single\) on \w+, in fp32", ranks)
     assert steps == "steps:  2 of 32 rows, 1 epoch"
-    assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", *lines[2:]]
-    assert lines[3].startswith("time: 0:00:")
+    assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", lines[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0
     first, second = ((work_folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
     assert first == second

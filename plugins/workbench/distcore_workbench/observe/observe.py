@@ -46,7 +46,8 @@ TIMED = (*TRAINING, "evaluation", "save")
 EVALUATES = ("longest-first", "sequential")
 """Orders of rows of an evaluation."""
 PATIENCE = 60.0
-"""Seconds of training before the model's operations are counted, which takes some: a short run pays nothing for it."""
+"""Seconds of training before the model's operations are counted, which takes some: a short run pays nothing for it.
+Nor is a run of one attempt told where its time went if there was no more of it."""
 
 
 @dataclass
@@ -201,11 +202,13 @@ class Observe:
 
     @hookimpl(wrapper=True, tryfirst=True)
     def teardown(self) -> Generator[None, bool, bool]:
-        """Say where the time went, of all attempts in this run folder."""
+        """Say where the time went, of all attempts in this run folder, if it was more than a moment."""
         answer = yield
         if self._times is not None:
             self._note("end")
-            log.info("%s", goodput_of(self._out))
+            goodput = goodput_of(self._out)
+            if goodput is not None and (goodput.attempts > 1 or goodput.clock > PATIENCE):
+                log.info("%s", goodput)
         return answer
 
     def _note(self, event: str) -> None:
