@@ -40,6 +40,7 @@ def rows(compared: Path) -> dict[str, Any]:
     return {row["name"]: row for row in json.loads((compared / "compare.json").read_text())["rows"]}
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_row_has_all_its_numbers(rows: dict[str, Any]) -> None:
     ddp = rows["ddp"]
@@ -52,6 +53,7 @@ def test_a_row_has_all_its_numbers(rows: dict[str, Any]) -> None:
     assert low <= ddp["samples_per_second"] <= high
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_parts_of_the_wall_time_add_up(rows: dict[str, Any]) -> None:
     for row in rows.values():
@@ -61,6 +63,7 @@ def test_the_parts_of_the_wall_time_add_up(rows: dict[str, Any]) -> None:
         assert row["start_up_seconds"] > 0.5  # an interpreter and torch
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_parameters_end_where_the_reference_ends(rows: dict[str, Any]) -> None:
     assert rows["single"]["distance"] == {"largest": 0.0, "relative": 0.0, "tensor": ""}
@@ -68,6 +71,7 @@ def test_parameters_end_where_the_reference_ends(rows: dict[str, Any]) -> None:
     assert rows["single seed=1"]["distance"]["relative"] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_row_that_differs_is_marked_in_every_output(compared: Path, rows: dict[str, Any]) -> None:
     assert rows["single seed=1"]["differs"] == {"seed": [1, 0]}
@@ -79,6 +83,7 @@ def test_a_row_that_differs_is_marked_in_every_output(compared: Path, rows: dict
         assert "ddp ≠" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_page_needs_nothing_else(compared: Path) -> None:
     page = (compared / "compare.html").read_text()
@@ -88,6 +93,7 @@ def test_the_page_needs_nothing_else(compared: Path) -> None:
     assert not re.search(r"<img|@import|url\(|https?:|\bfetch\(", ours)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_markdown_has_one_line_per_row(compared: Path) -> None:
     lines = (compared / "compare.md").read_text().splitlines()
@@ -96,6 +102,7 @@ def test_the_markdown_has_one_line_per_row(compared: Path) -> None:
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
     work_folder: Path, capsys: pytest.CaptureFixture[str]

@@ -92,7 +92,7 @@ def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp", "distcore-fsdp")
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_on_two_ranks_too(strategy: str, folder: Path, trained: Any) -> None:
     losses = run(folder, "torchrun", "--nproc-per-node", "2", "own_loop.py", strategy, strategy)
     assert losses == pytest.approx(trained[0], rel=1e-6)

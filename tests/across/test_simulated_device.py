@@ -18,7 +18,7 @@ import pytest
 import simulated_device
 import work_folder as work
 
-pytestmark = [pytest.mark.programs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.timeout(900)]
 
 JOBS = Path(simulated_device.SOURCE).with_name("jobs.py")
 RANKS = (
@@ -158,7 +158,6 @@ def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
     assert program(folder, str(JOBS), "hang").returncode == 7
 
 
-@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     losses = {}
@@ -171,7 +170,6 @@ def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)
 
 
-@pytest.mark.slow
 def test_make_gpu_is_rehearsed(folder: Path) -> None:
     record, tests = folder / "record.jsonl", Path(__file__).parents[1] / "gpu"
     environment = os.environ | {"PYTHONPATH": simulated_device.PATHS, "DISTCORE_GPU_RECORD": str(record)}

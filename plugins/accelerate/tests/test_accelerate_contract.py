@@ -31,6 +31,7 @@ class TestZeRO3(StrategyContract):
     limit = 60.0
 
 
+@pytest.mark.slow  # stage 3 above takes the same way to the engine
 class TestDeepSpeedJson(StrategyContract):
     """DeepSpeed's own AdamW, so that Accelerate must be given its dummy; every value that distcore knows is auto."""
 

@@ -40,9 +40,10 @@ def findings(plain: bool) -> dict[str, dict[str, Finding]]:
     return {label: {f.case: f for f in of_one} for label, of_one in zip(options, findings, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("label", [*OPTIONS, *(pytest.param(label, marks=pytest.mark.slow) for label in PLAIN)])
+@pytest.mark.parametrize("label", [*OPTIONS, *PLAIN])
 def test_law_holds_with_option(label, case):
     finding = findings(label in PLAIN)[label][case]
     assert finding.held, str(finding)

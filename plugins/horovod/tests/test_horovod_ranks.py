@@ -123,6 +123,7 @@ def one_leaves_a_collective_out() -> str:
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_collective_that_a_rank_leaves_out_does_not_hang() -> None:
     started = time.monotonic()

@@ -73,6 +73,7 @@ def stop_in_second_trial(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, process.returncode, stderr=told)
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.timeout(300)
 def test_a_stopped_search_goes_on_to_the_trials_of_one_that_was_not(

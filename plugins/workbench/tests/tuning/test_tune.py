@@ -54,6 +54,7 @@ def trials(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
