@@ -14,7 +14,7 @@ from distcore.config import GIVEN, RunConfig
 from distcore.engine.best import Best, out_of_patience, update_best
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
-from distcore.engine.meter import Meter, agree_on_tally
+from distcore.engine.meter import Meter, agree_on_stop, agree_on_tally
 from distcore.engine.stopping import catch_stop_signals
 from distcore.errors import StoppedError
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run
@@ -41,7 +41,7 @@ def fit(
 
     A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
     if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
-    Ctrl-C the run commits a checkpoint and raises StoppedError.
+    Ctrl-C the run commits a checkpoint, at once if it is one process, and raises StoppedError.
     """
     config, last, stopping = run.config, None, False
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
@@ -52,15 +52,17 @@ def fit(
             done = progress.step == run.total_steps
             meter.add(loss)
             saver.check()
-            if done or progress.step % config.log_every == 0:
+            if logs := done or progress.step % config.log_every == 0:
                 record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
                 hooks.on_log(run, record)
             else:
-                wishes = frozenset()
+                wishes, stopping = frozenset(), bool(signals) and run.world.size == 1
             ended = "stop" in wishes
             evaluating, saving = due(config, progress, done, stopping, wishes)
             if not evaluating and not saving:
                 continue
+            if not logs:
+                stopping = agree_on_stop(run, hooks, bool(signals))
             with meter.pause():
                 improved = False
                 if evaluating:
@@ -68,7 +70,7 @@ def fit(
                     hooks.on_evaluation_end(run, progress, last)
                     best, improved = update_best(progress, best, last, metric, directions)
                     ended = ended or out_of_patience(config, best)
-                if saving or improved or ended:
+                if saving or improved or ended or stopping:
                     saver.save(progress, asdict(best) if best else None)
             if stopping or ended:
                 break

@@ -86,3 +86,8 @@ def agree_on_tally(run: Run, hooks: Hooks, *values: Tensor) -> tuple[frozenset[W
     summed = hooks.reduce_loss(run, mine).tolist()
     split = len(summed) - len(values)
     return *run.tally.read(summed[:split]), summed[split:]
+
+
+def agree_on_stop(run: Run, hooks: Hooks, requested: bool) -> bool:
+    """Return True if a stop was ``requested`` on any rank; every rank calls."""
+    return bool(hooks.reduce_loss(run, torch.tensor([float(requested)], device=run.world.device)))

@@ -1,4 +1,4 @@
-"""Stop on SIGTERM or Ctrl-C. The signal may reach one rank only; all ranks agree to stop at the next log line."""
+"""Stop on SIGTERM or Ctrl-C. The signal may reach one rank only, so all ranks agree to stop, and when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distcore.launchers.processes.contexts import handle_stop_signals
-from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import join
 
 
@@ -19,6 +18,8 @@ def catch_stop_signals() -> Iterator[list[int]]:
     sends SIGTERM. Outside the main thread no handler can be set, and the list stays empty.
     """
     received: list[int] = []
-    launcher = (join(os.environ) or RankInfo()).launcher
-    with handle_stop_signals(received.append, ctrl_c=launcher == "local"):  # ranks of our launcher ignore Ctrl-C
+    rank = join(os.environ)
+    is_ours = rank is None or rank.launcher == "local"  # ranks of our launcher ignore Ctrl-C, and it speaks for them
+    says_so = rank is None or not (is_ours or rank.rank)
+    with handle_stop_signals(received.append, is_ours, says_so):
         yield received

@@ -9,8 +9,8 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from distcore.distributed.devices import INTERFACES
@@ -43,57 +43,49 @@ def errors_folder(given: Path | None) -> Iterator[Path]:
             folder.rmdir()
 
 
-@contextmanager
-def raise_on_sigterm() -> Iterator[None]:
+def raise_on_sigterm() -> AbstractContextManager[None]:
     """Have SIGTERM and SIGHUP raise SystemExit, so that clean-up runs, unless the program has handlers of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; without one, Linux kills the ranks with this process
-        return
 
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    signals = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
-    for number in signals:
-        signal.signal(number, unwind)
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
+    return _handle([number for number in known if signal.getsignal(number) is signal.SIG_DFL], unwind)
 
 
-@contextmanager
-def handle_stop_signals(ask: Callable[[int], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
+def handle_stop_signals(
+    ask: Callable[[int], object], ctrl_c: bool = True, says_so: bool = True
+) -> AbstractContextManager[None]:
     """Call ``ask`` with its number on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C; restore both afterward.
 
-    A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user. A program that ignores Ctrl-C, or
-    has its own handler, keeps that. Outside the main thread no handler can be set, and ``ask`` is never called.
+    A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user, once for each signal. A program
+    that ignores Ctrl-C, or has its own handler, keeps that.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    line = "stopping at the next log line or sooner"
+    lines = {signal.SIGINT.value: f"\n{line}; Ctrl-C again ends at once\n", signal.SIGTERM.value: f"{line}\n"}
     process = os.getpid()
 
     def on_signal(number: int, frame: object) -> None:
         ask(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if says_so and os.getpid() == process:  # processes that load data have inherited this handler
-                os.write(
-                    2, b"\nstopping at the next log line; Ctrl-C again ends at once\n"
-                )  # print() must not be called here
+        if says_so and os.getpid() == process:  # processes that load data have inherited this handler
+            os.write(2, lines.pop(number, "").encode())  # print() must not be called here
 
-    signals = [signal.SIGTERM]
-    if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signals.append(signal.SIGINT)
-    before = {number: signal.signal(number, on_signal) for number in signals}
+    asks = ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return _handle([signal.SIGTERM, signal.SIGINT][: 1 + asks], on_signal)
+
+
+@contextmanager
+def _handle(signals: Iterable[int], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle ``signals``; outside the main thread, which alone may, do nothing: Linux ends ranks with this process."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in signals if is_main}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
