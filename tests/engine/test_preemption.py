@@ -48,7 +48,9 @@ def saved(out: Path) -> bool:
     return any(out.glob("checkpoints/step-*"))
 
 
-SETTINGS = {saving: ("save_every=2",), saved: ("save_every=2", "log_every=100"), stepping: ("save_every=100",)}
+SETTINGS: dict[Callable[[Path], bool], tuple[str, ...]] = {
+    saving: ("save_every=2",), saved: ("save_every=2", "log_every=100"), stepping: ("save_every=100",),
+}  # fmt: skip
 """With its first checkpoint a job that does not log stops at another save."""
 CASES = [
     ("launcher", 1, stepping), ("rank 0", 2, saving), ("rank 1", 1, saved),
