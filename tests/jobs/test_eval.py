@@ -60,6 +60,13 @@ def test_a_missing_column_gets_no_advice_that_would_not_help(
     assert remedy in capfd.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("setting", ["checkpoints.best=accuracy", "lr=2"])
+def test_a_setting_of_training_is_refused(run_folder: Path, setting: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run_folder), "--best", "--set", setting]) == 2
+    said = f"error: --set {setting.partition('=')[0]}: belongs to training, and changes nothing here; leave it out"
+    assert capfd.readouterr().err.splitlines()[-1] == said
+
+
 @pytest.fixture
 def rows_file(run_folder: Path) -> Iterator[Path]:
     """The file that the run trained on, for a test to edit."""

@@ -94,6 +94,13 @@ def test_there_may_be_fewer_rows_than_ranks(run_folder: Path, tmp_path: Path, by
     assert_same(lines_of(out), [by_one[0] | {"file": str(tmp_path / "one.csv")}])
 
 
+def test_a_missing_column_of_names_is_said_with_its_flag(
+    run_folder: Path, rows: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(run_folder, rows, tmp_path / "lines.jsonl", "--id-column", "nmae") == 2
+    assert capfd.readouterr().err.splitlines()[-1].endswith("; name it with --id-column NAME")
+
+
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file of this process can grow beyond so many bytes, as on a full disk."""

@@ -38,6 +38,8 @@ class Flag(NamedTuple):
 
 OPTION = "task_options."
 """Path of the flags of a task, which set its options: see ``task_flags``."""
+TRAINING = ("checkpoints", "clip", "epochs", "eval_every", "lr", "max_steps", "patience", "save_every", "schedule")
+"""Keys that a trained model does not ask for."""
 LEVELS = "debug|info|warning|error"
 
 GROUPS: dict[str, list[Flag]] = {
@@ -147,7 +149,9 @@ def with_flags(message: str, known: Container[str], argv: Sequence[str], of_task
 
 
 def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the flags that say how a run's weights are used again; ``verb`` names the use."""
+    """Add the run, and the flags that say how its weights are used again; ``verb`` names the use."""
+    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN")
+    add_choice(parser)
     parser.add_argument(
         "--strategy", metavar="NAME", default="single", help=f"strategy to {verb} with (default: single)"
     )
@@ -163,8 +167,10 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the changes of the flags of ``add_ranks`` to a run's config, by dotted key; raises ConfigError."""
     from distcore.config import parse_settings
 
-    task = {"task": arguments.task} if arguments.task else {}
-    return {"strategy": arguments.strategy} | parse_settings(arguments.set) | task
+    settings = parse_settings(arguments.set)
+    if idle := [key for key in settings if key.partition(".")[0] in TRAINING]:
+        raise ConfigError(f"--set {idle[0]}: belongs to training, and changes nothing here; leave it out")
+    return {"strategy": arguments.strategy} | settings | ({"task": arguments.task} if arguments.task else {})
 
 
 def add_choice(parser: argparse.ArgumentParser, prefix: str = "") -> None:

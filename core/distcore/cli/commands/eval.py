@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from distcore.cli import waiting
-from distcore.cli.flags import add_choice, add_ranks
+from distcore.cli.flags import add_ranks, changes_of
 from distcore.errors import DataError
 
 SUMMARY = "evaluate a checkpoint, under any strategy"
@@ -16,8 +16,6 @@ SUMMARY = "evaluate a checkpoint, under any strategy"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore eval RUN_OR_CHECKPOINT [FLAGS]"
-    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN")
-    add_choice(parser)
     add_ranks(parser, "evaluate")
     parser.add_argument("--data", metavar="FILE", help="rows to evaluate on (default: the test rows of the run)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the report")
@@ -26,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and return 0; raises DistcoreError."""
     waiting.sleep_if_busy()
-    from distcore.cli.flags import changes_of
     from distcore.jobs import evaluate
 
     changes = changes_of(arguments)

@@ -6,18 +6,20 @@ import argparse
 from pathlib import Path
 
 from distcore.cli import waiting
-from distcore.cli.flags import OPTION, Flag, add_choice, add_ranks
+from distcore.cli.flags import OPTION, Flag, add_ranks, changes_of
 
 SUMMARY = "predict rows without labels, under any strategy"
 
-TEXT_COLUMN = Flag("--text-column", "NAME", "as in training", "column that holds the text", f"{OPTION}columns.text")
-"""Said in error messages, too, in place of the option that it sets."""
+COLUMNS = [
+    Flag("--text-column", "NAME", "as in training", "column that holds the text", f"{OPTION}columns.text"),
+    Flag("--id-column", "NAME", "none", "column that names the row in its line", f"{OPTION}columns.id"),
+]
+"""Said in error messages, too, in place of the options that they set."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore predict RUN_OR_CHECKPOINT --data FILE --out FILE [FLAGS]"
-    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="a run (its newest checkpoint) or step-NNNNNNNN")
     parser.add_argument(
         "--data",
         type=Path,
@@ -28,24 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the .jsonl file to write: one line per row, in order"
     )
-    parser.add_argument(
-        TEXT_COLUMN.name, metavar=TEXT_COLUMN.takes, help=f"{TEXT_COLUMN.help} (default: {TEXT_COLUMN.default})"
-    )
-    parser.add_argument("--id-column", metavar="NAME", help="column that names the row in its line (default: none)")
-    parser.task_flags = [TEXT_COLUMN]  # type: ignore[attr-defined]
-    add_choice(parser)
+    for flag in COLUMNS:
+        parser.add_argument(flag.name, metavar=flag.takes, help=f"{flag.help} (default: {flag.default})")
+    parser.task_flags = COLUMNS  # type: ignore[attr-defined]
     add_ranks(parser, "predict")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict and return 0; raises DistcoreError."""
     waiting.sleep_if_busy()
-    from distcore.cli.flags import changes_of
     from distcore.jobs import predict
 
-    changes, given = changes_of(arguments), arguments
-    if given.text_column:
-        changes[TEXT_COLUMN.key] = given.text_column
-    target = Path(given.target)
-    predict.run(target, given.data, given.out, changes, given.nproc, given.step, given.best, given.id_column)
+    changes, args = changes_of(arguments), arguments
+    if args.text_column:
+        changes[COLUMNS[0].key] = args.text_column
+    predict.run(Path(args.target), args.data, args.out, changes, args.nproc, args.step, args.best, args.id_column)
     return 0
