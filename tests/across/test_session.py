@@ -91,8 +91,10 @@ def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.needs("distcore-ddp", "distcore-fsdp")
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-deepspeed", "distcore-horovod")
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "horovod", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed:3"))]
+)
 def test_on_two_ranks_too(strategy: str, folder: Path, trained: Any) -> None:
     losses = run(folder, "torchrun", "--nproc-per-node", "2", "own_loop.py", strategy, strategy)
     assert losses == pytest.approx(trained[0], rel=1e-6)
@@ -113,8 +115,14 @@ own_loop.main(*sys.argv[2:])
 
 
 @pytest.mark.ranks
-@pytest.mark.needs("distcore-fsdp")
-@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), pytest.param("fsdp", 2, marks=pytest.mark.slow)])
+@pytest.mark.needs("distcore-fsdp", "distcore-deepspeed", "distcore-horovod")
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("single", 1),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("fsdp", "deepspeed", "deepspeed:3", "horovod")),
+    ],
+)
 def test_an_interrupted_loop_goes_on_bit_for_bit(strategy: str, ranks: int, folder: Path) -> None:
     (folder / "interrupted.py").write_text(INTERRUPTED)
     start = ("torchrun", "--nproc-per-node", str(ranks)) if ranks > 1 else ("python",)
@@ -193,13 +201,45 @@ def test_a_step_that_is_not_made_is_refused(use: Any, line: str, tmp_path: Path)
         loop(tmp_path, use)
 
 
+def test_fp16_equals_train(tmp_path: Path) -> None:
+    problem = Problem(rows=16)
+    config = config_of(tmp_path / "session", lr=1e-2, precision="fp16")
+    data = problem.prepare(config)
+    means = []
+    with distcore.Session(config, lambda: problem.build_model(config, data), data.train) as session:
+        for step in session:
+            share = step.gradients(problem.loss)
+            step.apply()
+            means.append(session.mean(share))
+    logged = {"log_every": 1, "extensions": {"progress": False}}
+    train(config_of(tmp_path / "train", lr=1e-2, precision="fp16", **logged), problem)
+    assert apart(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "train/metrics.jsonl").read_text().splitlines()]
+    assert means == pytest.approx([line["train/loss"] for line in lines if "train/loss" in line], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda step: step.parameters,
+        lambda step: step.norm([]),
+        lambda step: step.forward(0, loss=squared),
+        lambda step: [step.gradients(squared), step.gradients(squared)],
+        lambda step: step.apply(),
+    ],
+)
+def test_where_the_engine_keeps_the_gradients_a_step_is_one_pass(use: Any, tmp_path: Path) -> None:
+    line = r"^Session: strategy 'single' with precision = 'fp16' keeps the gradients; call step\.gradients\(loss\) once"
+    with pytest.raises(TaskError, match=line):
+        loop(tmp_path, lambda session, step: use(step), precision="fp16")
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"eval_every": 5}, r"^eval_every = 5: a Session has your loop"),
         ({"extensions": {"nan-guard": True}}, r"^extensions\.nan-guard = True: a Session"),
         ({"nproc": 2, "strategy": "ddp"}, r"^nproc = 2: .* start the script by torchrun --nproc-per-node 2"),
-        ({"precision": "fp16"}, r"makes its own steps, whose gradients fp16 scales"),
     ],
 )
 def test_what_a_session_would_ignore_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:

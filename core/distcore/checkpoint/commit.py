@@ -59,7 +59,10 @@ def commit(files: Files, final: Path, size: int, job_state: dict[str, Any]) -> N
     ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor leave gaps or overlap.
     """
     staging = staging_of(final)
-    manifests = [_take_rank_manifest(files, final, rank) for rank in range(size)]
+    manifests = []
+    for _, done in (_rank_manifest_paths(final, rank) for rank in range(size)):
+        manifests.append(RankManifest.model_validate_json(read_json(done)))
+        files.remove(done)  # it is no part of the checkpoint
     entries = {name: entry for written in manifests for name, entry in written.files.items()}
     state = json.dumps(job_state, indent=1, ensure_ascii=False).encode()
     entries[STATE] = write_hashed(files, staging / STATE, iter([state]))
@@ -104,14 +107,6 @@ def discard(files: Files, final: Path) -> None:
     """Remove the staging folder after a failure, if possible, because it may fill the disk."""
     with contextlib.suppress(OSError):
         files.remove(staging_of(final))
-
-
-def _take_rank_manifest(files: Files, final: Path, rank: int) -> RankManifest:
-    """Read the manifest of ``rank``, and remove its file, which is no part of the checkpoint."""
-    _, done = _rank_manifest_paths(final, rank)
-    rank_manifest = RankManifest.model_validate_json(read_json(done))
-    files.remove(done)
-    return rank_manifest
 
 
 def _rank_manifest_paths(final: Path, rank: int) -> tuple[Path, Path]:

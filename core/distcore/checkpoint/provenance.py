@@ -61,7 +61,8 @@ def environment(strategy: str, task: str) -> dict[str, str]:
     Packages without metadata, which run from their sources, are left out.
     """
     versions = {"python": platform.python_version()}
-    for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *_distributions("tasks", task))):
+    of_task = (entry.dist.name for entry in registry.offers("tasks").get(task, ()) if entry.dist is not None)
+    for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *of_task)):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
@@ -74,13 +75,6 @@ def _behind(strategy: str) -> Iterator[str]:
             yield entry.dist.name
             needs = [line for line in entry.dist.requires or () if "extra ==" not in line]
             yield from (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in needs)
-
-
-def _distributions(group: str, name: str) -> Iterator[str]:
-    """Yield the distributions of a plugin; none for a plugin from a file."""
-    for entry in registry.offers(group).get(name, ()):
-        if entry.dist is not None:
-            yield entry.dist.name
 
 
 def without_folder(value: object) -> str:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.fit import is_due
-from distcore.engine.loop import steps_ahead
+from distcore.engine.loop import steps_ahead, train_step
 from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import begin, set_up
 from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
 from distcore.jobs.train import resolve_here
-from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult
+from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepLoss, StepResult
+from distcore.plugin.task.losses import Loss
 from distcore.plugin.task.simple import Simple, given_rows
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Batch, Datasets, Direction, Losses
@@ -107,9 +108,12 @@ class Session:
     def __iter__(self) -> Iterator[Step]:
         """Yield the remaining steps. Raises TaskError if the loop body ends a step without ``step.apply()``."""
         run, hooks, task = self._run, self._hooks, self._resolved.task
+        passes = hooks.passes_or(partial(train_step, hooks))
+        is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
         for micros, with_loss, finish in steps_ahead(run, hooks, task, self._data.train, self._progress):
             run.model.train()  # the user's code may have evaluated
-            step = SessionStep(run, hooks, task, micros, with_loss)
+            step = (SessionStep if is_open else OnePass)(run, hooks, task, micros, with_loss)
+            step.passes = partial(passes, run, micros)
             step.ended = partial(self._end_step, finish)
             yield step
             if step.result is None:
@@ -144,6 +148,8 @@ class Session:
 class SessionStep(OwnStep):
     """A step of a session; ``apply`` also ends the step. Implements ``distcore.Step``."""
 
+    passes: Callable[[StepLoss], Tensor]
+    """Runs forward and backward over all micro-batches, as the loop of ``distcore train`` does."""
     ended: Callable[[StepResult], None]
     """Ends the step, once the optimizer has stepped."""
 
@@ -154,6 +160,36 @@ class SessionStep(OwnStep):
         super().apply()
         assert self.result is not None
         self.ended(self.result)
+
+
+class OnePass(SessionStep):
+    """A step whose gradients the engine holds until ``apply``: the loss is all that the user decides."""
+
+    _loss: Tensor | None = None
+
+    def gradients(self, loss: Loss | None = None) -> Tensor:
+        """Have the engine compute the gradients; return this rank's share of the loss. Once per step."""
+        if self._loss is not None:
+            self._refuse()
+        self._loss = self.passes(self._with_loss(loss or self._task_loss))
+        return self._loss
+
+    def apply(self) -> None:
+        """Clip the gradients, step the optimizer and the schedule, and save a checkpoint if one is due."""
+        if self._loss is None:
+            self._refuse()
+        super().apply()
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        config = self._run.config
+        who = f"strategy {config.strategy!r} with precision = {config.precision!r} keeps the gradients"
+        raise TaskError(
+            f"Session: {who}; call step.gradients(loss) once, then step.apply(), and nothing else of a step"
+        )
+
+    _refused: Any = _refuse
+    forward = backward = norm = state = zero = _refused
+    parameters = property(_refuse)
 
 
 class Loop(Simple):
@@ -176,10 +212,6 @@ class Loop(Simple):
     def model(self) -> nn.Module:
         """Return the model."""
         return self._build()
-
-    def train_step(self, step: Step) -> Tensor:
-        """Declare own steps, so that the core refuses a strategy that must step by itself."""
-        raise NotImplementedError
 
     def row_loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Refuse a step without a loss."""

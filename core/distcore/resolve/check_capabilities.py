@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from operator import attrgetter
 
 from distcore import registry
 from distcore.config import RunConfig
@@ -48,26 +49,20 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
 
 def check_task(config: RunConfig, declared: Capabilities, task: BoundTask, training: bool = True) -> None:
     """Raise ConfigError if the task calls models, or steps parameters, in a way that the strategy does not declare."""
-    who = f"and strategy {config.strategy!r} with these options"
-    if not declared.calls_any_time and (task.has("frozen") or task.whole_batch):
-        has = "frozen models" if task.has("frozen") else "a loss over the global batch"
-        raise ConfigError(
-            f"task = {config.task!r}: has {has}, {who} calls the model in a pipeline only; "
-            f"{names_that(lambda other: other.calls_any_time)} could, with their default options"
-        )
-    if training and task.has("train_step") and not declared.own_steps:
-        raise ConfigError(
-            f"task = {config.task!r}: makes its own steps, {who} has no gradients between backward and step; "
-            f"{names_that(lambda other: other.own_steps)} could, with their default options"
-        )
-    if training and task.has("train_step") and config.precision == "fp16":
+    has = "frozen models" if task.has("frozen") else "a loss over the global batch"
+    calls, own = task.has("frozen") or task.whole_batch, training and task.has("train_step")
+    why = declared.why_not_phases or "a step may change parameters of another phase"
+    for name, asked, does, lacks in (
+        ("calls_any_time", calls, f"has {has}", "calls the model in a pipeline only"),
+        ("own_steps", own, "makes its own steps", "has no gradients between backward and step"),
+        ("phases", training and task.has("phases"), "trains in phases", f"cannot: {why}"),
+    ):
+        if asked and not getattr(declared, name):
+            who, others = f"and strategy {config.strategy!r} with these options", names_that(attrgetter(name))
+            could = f"{others} could, with their default options"
+            raise ConfigError(f"task = {config.task!r}: {does}, {who} {lacks}; {could}")
+    if own and config.precision == "fp16":
         raise ConfigError(f"task = {config.task!r}: makes its own steps, whose gradients fp16 scales; use bf16 or fp32")
-    if training and task.has("phases") and not declared.phases:
-        why = declared.why_not_phases or "a step may change parameters of another phase"
-        raise ConfigError(
-            f"task = {config.task!r}: trains in phases, {who} cannot: {why}; "
-            f"{names_that(lambda other: other.phases)} could, with their default options"
-        )
 
 
 def check_average(config: RunConfig, declared: Capabilities) -> None:

@@ -95,7 +95,10 @@ def resolve(
         "out": placed.out or new_run_folder(placed),
     }
     resolved = with_changes(placed, decided)
-    _check_by_strategy(resolved, chosen.plugin, training)
+    if not training and isinstance(chosen.plugin, ChecksEvaluation):
+        chosen.plugin.check_evaluation(resolved)
+    elif isinstance(chosen.plugin, ChecksConfig):
+        chosen.plugin.check_config(resolved)
     return Resolved(config=resolved, strategy=chosen.plugin, capabilities=declared, task=trained)
 
 
@@ -210,11 +213,3 @@ def _learning_rate(config: RunConfig, task: BoundTask) -> float:
     if config.lr <= 0:
         raise ConfigError(f"lr = {config.lr}: must be greater than 0")
     return config.lr
-
-
-def _check_by_strategy(config: RunConfig, strategy: object, training: bool) -> None:
-    """Let the strategy refuse a config for its own reasons."""
-    if not training and isinstance(strategy, ChecksEvaluation):
-        strategy.check_evaluation(config)
-    elif isinstance(strategy, ChecksConfig):
-        strategy.check_config(config)

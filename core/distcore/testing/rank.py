@@ -105,13 +105,9 @@ def _serve_case(
     finding = subject.cases[index].measure_in(lab)
     write_atomically(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
     if finding.held is False:
-        _await_others(assignment.folder, name, world)
-
-
-def _await_others(folder: Path, name: str, world: World) -> None:
-    """Raise TimeoutError if other ranks do not end the case that failed here: they are stuck in a collective."""
-    files = [finding_file(folder, name, rank) for rank in range(world.size)]
-    await_true(lambda: all(file.exists() for file in files), GRACE, "the case failed on this rank alone")
+        # If other ranks do not end the case, they are stuck in a collective.
+        files = [finding_file(assignment.folder, name, rank) for rank in range(world.size)]
+        await_true(lambda: all(file.exists() for file in files), GRACE, "the case failed on this rank alone")
 
 
 def _hooks(subject: Subject, trace: Trace) -> Hooks:

@@ -39,7 +39,11 @@ def replay_build(build: Callable[[], nn.Module], meta_model: nn.Module, seed: in
         }:
             raise MetaModelError(f"build_model() gives a model another {kind} on the meta device")
     made = Replay(recording, buffers, draws=False).values(lambda name: (0, torch.Size(buffers[name].size).numel()))
-    _set_buffers(meta_model, {name: value.clone().view(buffers[name].size) for name, value in made})
+    values_of = {name: value.clone().view(buffers[name].size) for name, value in made}
+    named = {id(buffer): values_of[name] for name, buffer in meta_model.named_buffers()}
+    for name, buffer in list(meta_model.named_buffers(remove_duplicate=False)):
+        path, _, attribute = name.rpartition(".")
+        setattr(meta_model.get_submodule(path), attribute, named[id(buffer)])
     replay = Replay(recording, parameters)
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
@@ -133,10 +137,3 @@ class Replay:
 
 def _storage(size: int) -> torch.UntypedStorage:
     return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-
-
-def _set_buffers(meta_model: nn.Module, values: dict[str, Tensor]) -> None:
-    named = {id(buffer): values[name] for name, buffer in meta_model.named_buffers()}
-    for name, buffer in list(meta_model.named_buffers(remove_duplicate=False)):
-        path, _, attribute = name.rpartition(".")
-        setattr(meta_model.get_submodule(path), attribute, named[id(buffer)])
