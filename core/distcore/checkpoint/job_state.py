@@ -267,7 +267,10 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
     """
     with _report_malformed(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]
-        _restore_loss_scale(run, job_state["scaler"])
+        saved = job_state["scaler"]  # empty if the run that saved did not use fp16
+        if run.loss_scale is not None and saved:
+            kept = run.loss_scale.state_dict()  # another kind of scaler may have saved other keys
+            run.loss_scale.load_state_dict({key: type(kept[key])(saved[key]) for key in kept if key in saved})
         changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
         groups = len(run.optimizer.param_groups) if run.optimizer else 0
         most = max(groups, len([*run.module.parameters()]))  # no strategy makes more groups than parameters
@@ -299,16 +302,6 @@ def set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
     position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
     scheduler.load_state_dict(scheduler.state_dict() | position)
     return rates
-
-
-def _restore_loss_scale(run: Run, saved: dict[str, Any]) -> None:
-    """Restore the loss scale, as far as the saved state has its keys: another kind of scaler may have written it.
-
-    ``saved`` is empty if the run that saved did not use fp16.
-    """
-    if run.loss_scale is not None and saved:
-        kept = run.loss_scale.state_dict()
-        run.loss_scale.load_state_dict({key: type(kept[key])(saved[key]) for key in kept if key in saved})
 
 
 def _lookup(tree: dict[str, Any], dotted: str) -> Any:

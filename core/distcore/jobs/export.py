@@ -18,7 +18,7 @@ from distcore.checkpoint.provenance import provenance
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.surroundings import check_task_files
 from distcore.checkpoint.weights import Evaluated, weights_of
-from distcore.config import RunConfig, with_changes
+from distcore.config import RunConfig
 from distcore.errors import CheckpointError
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
@@ -84,8 +84,7 @@ def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | N
     task = tasks.of(config, task_name)
     check_task_files(path, job_state)
     data = task.data_of(path, config)
-    exact = with_changes(config, {"lora.base": "fp32"})  # merging an adapter into 16-bit weights would round them
-    module = model_source(exact, task, data).build()
+    module = model_source(tasks.with_whole_base(config), task, data).build()
     check_base(base_of(config, task, module), job_state, path)
     fill(module, checkpoint)
     return TrainedModel(
