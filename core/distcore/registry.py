@@ -38,7 +38,7 @@ CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
     "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
-    | {"migrate": "migrate"},
+    | {"index": "data", "migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
     "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")

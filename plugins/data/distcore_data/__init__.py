@@ -9,6 +9,7 @@ from distcore_data.cache import cache_root, cached_folder
 from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
 from distcore_data.filters import Filtered
 from distcore_data.formats.columns import Record, describe_value, row_error
+from distcore_data.indexes.rows import IndexedRows
 from distcore_data.orders import RowOrder
 from distcore_data.orders.mixtures import MixedRows, shares_of
 from distcore_data.orders.windows import WindowedRows
@@ -18,6 +19,7 @@ from distcore_data.splits import Split, find_split
 __all__ = [
     "BadRows",
     "Filtered",
+    "IndexedRows",
     "MixedRows",
     "Record",
     "RowOrder",

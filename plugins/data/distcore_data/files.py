@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,8 @@ from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
 from distcore_data.formats.columns import Columns, Record
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
+from distcore_data.indexes.entries import known_index
+from distcore_data.indexes.workers import index_files
 from distcore_data.paths import LIST, files_of
 from distcore_data.remote import url_of
 from distcore_data.splits import Split
@@ -130,21 +133,40 @@ def source_digest(source: Source) -> str:
         content = repr((source_digest(source.source), source.column, source.matches))
         return hashlib.sha256(content.encode()).hexdigest() + data_format(source)
     check_source(source)
-    files = source.files if isinstance(source, Split) else files_of(source)
-    digests = [_of_folder(file) if file.is_dir() else _sha256(file) for file in files]
-    several = isinstance(source, Split) or len(files) > 1
+    parts = source_parts(source)
+    with suppress(DataError):  # of a file whose rows cannot be read; its reader says where
+        index_files(indexed_files(source))
+    digests = [_of_folder(part) if part.is_dir() else _sha256(part) for part in parts]
+    several = isinstance(source, Split) or len(parts) > 1
     return (hashlib.sha256("".join(digests).encode()).hexdigest() if several else digests[0]) + data_format(source)
+
+
+def source_parts(source: Path | Split) -> list[Path]:
+    """Return the files of a source, and the folders that are a source by themselves."""
+    return list(source.files) if isinstance(source, Split) else files_of(source)
+
+
+def indexed_files(source: Path | Split) -> list[Path]:
+    """Return the files of a source that have an index: all but those of folders of ``.txt``, of a row each."""
+    return [file for part in source_parts(source) for file in (_shards(part) if part.is_dir() else [part])]
+
+
+def _shards(path: Path) -> list[Path]:
+    """Return the files in a folder of shards."""
+    folder = FOLDERS[format_of(path)]
+    return [path / folder.listing, *folder.files(path)] if folder.listing else []
 
 
 def _of_folder(path: Path) -> str:
     """Return a digest of the files in a folder of rows, with their names."""
-    folder = FOLDERS[format_of(path)]
-    files = [*([path / folder.listing] if folder.listing else []), *folder.files(path)]
+    files = _shards(path) or FOLDERS[format_of(path)].files(path)
     content = repr([(str(file.relative_to(path)), _sha256(file)) for file in files])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
+    if index := known_index(path):
+        return index.digest
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

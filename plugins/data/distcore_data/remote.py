@@ -126,7 +126,7 @@ def _fetch(system: Any, name: str, url: str, size: int, copy: Path) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{copy.parent}.lock"):
             if copy.is_file():
-                os.utime(copy)
+                os.utime(copy.parent)
                 return
             log.info("data: fetching %s", name if "://" in name else f"{url.partition('://')[0]}://{name.lstrip('/')}")
             draft = copy.with_name(f".{copy.name}")
@@ -170,7 +170,7 @@ def _make_room(limit: int, kept: set[Path]) -> None:
     """Remove copies, the one that was read longest ago first, until all take at most ``limit`` bytes."""
     files = [file for file in _folder().glob("*/*") if file.is_file()]
     total = sum(file.stat().st_size for file in files)
-    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+    for file in sorted(files, key=lambda file: file.parent.stat().st_mtime):
         if total <= limit:
             return
         if file not in kept:

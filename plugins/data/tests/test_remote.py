@@ -199,7 +199,7 @@ def test_copies_that_were_read_longest_ago_make_room(
     for age, name in enumerate(("first", "second", "third")):
         bucket.pipe(f"/bucket/{name}.jsonl", lines(ROWS))
         copies += files_of(Path(f"memory://bucket/{name}.jsonl"))
-        os.utime(copies[-1], (1000 + age, 1000 + age))
+        os.utime(copies[-1].parent, (1000 + age, 1000 + age))
     assert [copy.is_file() for copy in copies] == [False, True, True]
     restart()
     assert texts("memory://bucket/first.jsonl") == ROWS

@@ -10,14 +10,15 @@ from distcore_data.formats.arrow_rows import read_arrow_file, read_parquet
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.csv_rows import read_csv
 from distcore_data.formats.json_rows import read_json, read_jsonl
-from distcore_data.formats.litdata import is_litdata, litdata_files, read_litdata
-from distcore_data.formats.mds import is_mds, mds_files, read_mds
+from distcore_data.formats.litdata import is_litdata, litdata_files, litdata_rows, read_litdata
+from distcore_data.formats.mds import is_mds, mds_files, mds_rows, read_mds
 from distcore_data.formats.opening import extension
+from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_shards import INDEX
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
 
-Reader = Callable[[Path, Columns], Iterator[Record | RowError]]
+Reader = Callable[[Path, Columns, Place], Iterator[Record | RowError]]
 
 
 class Folder(NamedTuple):
@@ -29,6 +30,8 @@ class Folder(NamedTuple):
     """Yield the rows of a folder."""
     files: Callable[[Path], Sequence[Path]]
     """Return the files with the rows."""
+    rows: Callable[[Path], Sequence[int]]
+    """Return the number of rows of each file."""
     listing: str | None
     """File that lists them."""
 
@@ -43,12 +46,18 @@ READERS: dict[str, Reader] = {
     ".tar": read_tar,
 }
 """File extension to the function that reads such a file."""
+
+
+def _ones(folder: Path) -> list[int]:
+    return [1] * len(documents(folder))
+
+
 SHARDS = {
-    "MDS": Folder(is_mds, read_mds, mds_files, INDEX),
-    "litdata": Folder(is_litdata, read_litdata, litdata_files, INDEX),
+    "MDS": Folder(is_mds, read_mds, mds_files, mds_rows, INDEX),
+    "litdata": Folder(is_litdata, read_litdata, litdata_files, litdata_rows, INDEX),
 }
 """Formats of a folder with an index of its shards."""
-FOLDERS = {**SHARDS, "folders of .txt": Folder(has_documents, read_documents, documents, None)}
+FOLDERS = {**SHARDS, "folders of .txt": Folder(has_documents, read_documents, documents, _ones, None)}
 """All formats of a folder. Any but those of ``SHARDS`` only counts where no data file lies in the folder itself."""
 
 
@@ -59,7 +68,12 @@ def format_of(path: Path) -> str:
     return extension(path)
 
 
-def read_rows(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a file or a folder; the error in the place of a row that cannot be read or lacks a column."""
+def read_rows(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a file or a folder from ``place`` on.
+
+    An error is in the place of a row that cannot be read or lacks a column.
+    """
     name = format_of(path)
-    return FOLDERS[name].read(path, columns) if name in FOLDERS else until_cut(READERS[name](path, columns))
+    if name in FOLDERS:
+        return FOLDERS[name].read(path, columns, place)
+    return until_cut(READERS[name](path, columns, place))

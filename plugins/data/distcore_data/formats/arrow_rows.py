@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from distcore_data.formats.columns import (
     until_cut,
 )
 from distcore_data.formats.opening import broken, need_pyarrow, reason
+from distcore_data.formats.places import START, Place
 
 DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
@@ -31,18 +33,13 @@ FILE, END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The first bytes of a file with an index of its batches, and the last ones of a stream, which has none."""
 
 
-def read_parquet(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a Parquet file; after a row group that is damaged those of the next one."""
-    name, start = f"data file {path}", 1
-    need_pyarrow(name)
+def read_parquet(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a Parquet file from ``place`` on; after a row group that is damaged those of the next one."""
+    name, start = f"data file {path}", place.row + 1
+    file = _parquet(name, path)
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(path, pre_buffer=False)
-    except (pa.ArrowException, *UNREADABLE) as error:
-        raise broken(name, error, NO_PARQUET) from None
-    for group in range(file.num_row_groups):
+    for group in range(place.part, file.num_row_groups):
         number = start
         start += file.metadata.row_group(group).num_rows
         try:
@@ -54,6 +51,23 @@ def read_parquet(path: Path, columns: Columns) -> Iterator[Record | RowError]:
             if not isinstance(problem, RowError):
                 raise problem from None
             yield problem
+
+
+def _parquet(name: str, path: Path) -> Any:
+    need_pyarrow(name)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path, pre_buffer=False)
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise broken(name, error, NO_PARQUET) from None
+
+
+def group_rows(path: Path) -> list[int]:
+    """Return the number of rows of each row group of a Parquet file."""
+    file = _parquet(f"data file {path}", path)
+    return [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
 
 
 def _group_records(name: str, file: Any, group: int, start: int, columns: Columns) -> Iterator[Record | RowError]:
@@ -98,11 +112,11 @@ def _values(name: str, column: Any, top: str, setting: str, columns: Columns) ->
     return chosen
 
 
-def read_arrow_file(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of one Arrow file."""
+def read_arrow_file(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of one Arrow file from ``place`` on."""
     name = f"data file {path}"
     need_pyarrow(name)
-    return _read_arrow(name, path, columns, 1, "")
+    return _read_arrow(name, path, columns, place.row + 1, "", place.part)
 
 
 def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
@@ -114,15 +128,32 @@ def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iter
             start += 1
 
 
-def _read_arrow(name: str, path: Path, columns: Columns, start: int, where: str) -> Iterator[Record | RowError]:
-    """Yield the rows of a memory-mapped file, the first of number ``start``; other columns stay on the disk."""
+def batch_rows(path: Path) -> list[int]:
+    """Return the number of rows of each batch of an Arrow file."""
+    need_pyarrow(f"data file {path}")
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as mapped:
+            return [batch.num_rows for batch in _batches(_opened(mapped.read_buffer()))]
+    except (pa.ArrowException, EOFError, *UNREADABLE) as error:
+        raise broken(f"data file {path}", error, "cannot be read: ") from None
+
+
+def _read_arrow(
+    name: str, path: Path, columns: Columns, start: int, where: str, first: int = 0
+) -> Iterator[Record | RowError]:
+    """Yield the rows of a memory-mapped file from batch ``first`` on; other columns stay on the disk.
+
+    ``start``: the number of the first row.
+    """
     import pyarrow as pa
 
     number = start
     try:
         with pa.memory_map(str(path)) as mapped:
             content = mapped.read_buffer()
-            for record in arrow_records(name, content, columns, start):
+            for record in arrow_records(name, content, columns, start, first):
                 yield record
                 number += 1
             if not is_whole(content):
@@ -137,21 +168,31 @@ def is_whole(content: Any) -> bool:
     return bool(content[: len(FILE)].to_pybytes() == FILE or content[-len(END) :].to_pybytes() == END)
 
 
-def arrow_records(name: str, content: Any, columns: Columns, start: int) -> Iterator[Record | RowError]:
-    """Yield the rows in a buffer of the Arrow file or stream format."""
+def _opened(content: Any) -> Any:
     import pyarrow as pa
 
     options = pa.ipc.IpcReadOptions(use_threads=False)  # as for Parquet
     indexed = content[: len(FILE)].to_pybytes() == FILE
-    reader = (pa.ipc.open_file if indexed else pa.ipc.open_stream)(content, options=options)
+    return (pa.ipc.open_file if indexed else pa.ipc.open_stream)(content, options=options)
+
+
+def _batches(reader: Any, first: int = 0) -> Iterator[Any]:
+    """Yield the batches of a file, or of a stream, which has no index of them."""
+    if hasattr(reader, "get_batch"):
+        return map(reader.get_batch, range(first, reader.num_record_batches))
+    return islice(reader, first, None)
+
+
+def arrow_records(name: str, content: Any, columns: Columns, start: int, first: int = 0) -> Iterator[Record | RowError]:
+    """Yield the rows in a buffer of the Arrow file or stream format, from batch ``first`` on."""
+    reader = _opened(content)
     there = reader.schema.names
     places = [position(name, there, setting, columns) for setting in columns]
     tops = [there[place] for place in places]
     classes = [arrow_class_names(reader.schema, column) for column in columns.values()]
-    batches = map(reader.get_batch, range(reader.num_record_batches)) if indexed else reader
-    for batch in batches:
-        for first in range(0, batch.num_rows, DECODED_ROWS):
-            some = batch.slice(first, DECODED_ROWS)
+    for batch in _batches(reader, first):
+        for begin in range(0, batch.num_rows, DECODED_ROWS):
+            some = batch.slice(begin, DECODED_ROWS)
             yield from _records(name, start, [some.column(place) for place in places], tops, columns, classes)
             start += some.num_rows
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from distcore import DataError
+from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
-from distcore_data.formats.opening import text_lines
+from distcore_data.formats.opening import BROKEN, broken, open_bytes, text_lines
+from distcore_data.formats.places import START, Place
 
 DELIMITERS = ",;\t"
 """Delimiters of a CSV file; the first that fits is taken."""
 
 
-def read_csv(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a CSV file, as strings."""
-    csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
-    lines = _csv_lines(path, _delimiter(path, columns))
+def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a CSV file from ``place`` on, as strings."""
+    delimiter = csv_delimiter(path, columns)
+    lines = _csv_lines(path, delimiter)
     header = next(lines, None)
     if header is None or isinstance(header, RowError):
         raise header or DataError(f"data file {path}: holds no rows")
     positions = [position(f"data file {path}", header, setting, columns) for setting in columns]
-    for number, line in enumerate(lines, 1):
+    if place.part:
+        lines = _csv_lines(path, delimiter, place)
+    for number, line in enumerate(lines, place.row + 1):
         if isinstance(line, RowError):
             yield line
         elif len(line) != len(header):
@@ -32,7 +38,7 @@ def read_csv(path: Path, columns: Columns) -> Iterator[Record | RowError]:
             yield tuple(line[place] for place in positions)
 
 
-def _delimiter(path: Path, columns: Columns) -> str:
+def csv_delimiter(path: Path, columns: Columns) -> str:
     """Return the delimiter with which the header has all columns, else the one with the most columns of any name."""
 
     def fit(delimiter: str) -> tuple[bool, int]:
@@ -43,8 +49,37 @@ def _delimiter(path: Path, columns: Columns) -> str:
     return max(DELIMITERS, key=fit)
 
 
-def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str] | RowError]:
-    reader = csv.reader(text_lines(path, ""), delimiter=delimiter, strict=True)
+def record_places(path: Path, stream: Any) -> Iterator[Place]:
+    """Yield the place of each row, with the delimiter of most columns. ``stream``: the open file."""
+    read = [0, 0]
+
+    def lines() -> Iterator[str]:
+        with open_bytes(path, file=stream) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+            for line in text:
+                read[0] += len(line) if line.isascii() else len(line.encode())
+                read[1] += 1
+                yield line.removeprefix("\ufeff") if read[1] == 1 else line
+
+    try:
+        reader, row, before = _parsed(path, lines(), csv_delimiter(path, {})), -1, (0, 0)
+        for _ in reader:
+            if row >= 0:
+                yield Place(row, *before)
+            row, before = row + 1, (read[0], read[1])
+    except BROKEN as error:
+        raise broken(f"data file {path}", error, "cannot be read: ") from None
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+
+
+def _csv_lines(path: Path, delimiter: str, place: Place = START) -> Iterator[list[str] | RowError]:
+    return _parsed(path, text_lines(path, "", place), delimiter, place.inner)
+
+
+def _parsed(path: Path, lines: Iterator[str], delimiter: str, before: int = 0) -> Iterator[list[str] | RowError]:
+    """Yield the values of each record that is not empty. ``before``: number of lines before them."""
+    csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         try:
             if line := next(reader):
@@ -52,4 +87,4 @@ def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str] | RowError]:
         except StopIteration:
             return
         except csv.Error as error:  # the reader goes on with the next line
-            yield RowError(f"data file {path}, line {reader.line_num}: not valid CSV: {error}")
+            yield RowError(f"data file {path}, line {before + reader.line_num}: not valid CSV: {error}")

@@ -11,13 +11,14 @@ from distcore import DataError
 from distcore.files import unique_json
 from distcore_data.formats.columns import Columns, Record, RowError, as_list, describe_value, record, tried
 from distcore_data.formats.opening import text_lines
+from distcore_data.formats.places import START, Place
 
 
-def read_json(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a file that is one list, or has a row per line."""
-    if _has_a_row_per_line(path):
-        return read_jsonl(path, columns)
-    tree = _parse(path, "".join(text_lines(path, "")), 1)
+def read_json(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a file that is one list, or has a row per line, from ``place`` on."""
+    if has_a_row_per_line(path):
+        return read_jsonl(path, columns, place)
+    tree = _tree(path)
     if isinstance(tree, dict) and all(column in tree for column in columns.values()):
         tree = [tree]  # a file of one line
     if not isinstance(tree, list):
@@ -26,7 +27,17 @@ def read_json(path: Path, columns: Columns) -> Iterator[Record | RowError]:
     return (tried(partial(record, name, number, row, columns)) for number, row in enumerate(tree, 1))
 
 
-def _has_a_row_per_line(path: Path) -> bool:
+def list_rows(path: Path) -> int:
+    """Return the number of rows of a file that is one list, or one row."""
+    tree = _tree(path)
+    return len(tree) if isinstance(tree, list) else 1
+
+
+def _tree(path: Path) -> object:
+    return _parse(path, "".join(text_lines(path, "")), 1)
+
+
+def has_a_row_per_line(path: Path) -> bool:
     """Return True if the first line is whole by itself and others follow, as the scripts of transformers write them."""
     lines = (line for line in text_lines(path, "\n") if line.strip())
     first, second = next(lines, ""), next(lines, "")
@@ -36,14 +47,14 @@ def _has_a_row_per_line(path: Path) -> bool:
         return False
 
 
-def read_jsonl(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of JSON lines."""
-    name, number = f"data file {path}", 0
+def read_jsonl(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of JSON lines from ``place`` on."""
+    name, number = f"data file {path}", place.row
 
     def row() -> Record:
         return record(name, number, _parse(path, line.removesuffix("\n"), line_number), columns)
 
-    for line_number, line in enumerate(text_lines(path, "\n"), 1):  # noqa: B007  # row() reads both
+    for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):  # noqa: B007  # row() reads both
         if line.strip():
             number += 1
             yield tried(row)

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from distcore import DataError
 from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import broken, need_pyarrow, reason
+from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_shards import (
     AGAIN,
     INDEX,
@@ -52,11 +54,17 @@ def litdata_files(folder: Path) -> list[Path]:
     return [chunk.path for chunk in _opened(folder)[0]]
 
 
-def read_litdata(folder: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a folder, chunk by chunk as its index lists them."""
+def read_litdata(folder: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a folder from ``place`` on, chunk by chunk as its index lists them."""
     chunks, config = _opened(folder)
-    for chunk in chunks:
-        yield from until_cut(_read_chunk(chunk, config, columns))
+    for number, chunk in enumerate(chunks[place.part :]):
+        rows = until_cut(_read_chunk(chunk, config, columns))
+        yield from rows if number else islice(rows, place.inner, None)
+
+
+def litdata_rows(folder: Path) -> list[int]:
+    """Return the number of rows of each chunk."""
+    return [chunk.rows for chunk in _opened(folder)[0]]
 
 
 def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:

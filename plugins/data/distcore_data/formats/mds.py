@@ -12,6 +12,7 @@ from typing import Any
 from distcore import DataError
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import reason
+from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_shards import INDEX, Shard, check_shards, decoders, read_index, row_values, shard_rows
 
 COMPRESSIONS = ("gz", "zstd")
@@ -47,18 +48,23 @@ def mds_files(folder: Path) -> list[Path]:
     return [shard.path for shard, _ in _shards(folder)]
 
 
-def read_mds(folder: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a folder, shard by shard as its index lists them."""
-    for shard, entry in _shards(folder):
-        yield from until_cut(_read_shard(shard, entry, columns))
+def read_mds(folder: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a folder from ``place`` on, shard by shard as its index lists them."""
+    for number, (shard, entry) in enumerate(_shards(folder)[place.part :]):
+        yield from until_cut(_read_shard(shard, entry, columns, 0 if number else place.inner))
 
 
-def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns) -> Iterator[Record | RowError]:
+def mds_rows(folder: Path) -> list[int]:
+    """Return the number of rows of each shard."""
+    return [shard.rows for shard, _ in _shards(folder)]
+
+
+def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
     name, names = f"data file {shard.path}", entry["column_names"]
     wanted = {names[position(name, names, setting, columns)] for setting in columns}
     encodings = dict(zip(names, entry["column_encodings"], strict=True))
     decode = decoders(name, encodings, sorted(wanted), DECODERS)
-    for number, content in enumerate(shard_rows(shard), 1):
+    for number, content in enumerate(shard_rows(shard, first), first + 1):
         try:
             values = zip(names, row_values(content, entry["column_sizes"]), strict=True)
             row = {column: decode[column](value) for column, value in values if column in wanted}

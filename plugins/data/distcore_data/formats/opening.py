@@ -13,11 +13,14 @@ from typing import Any
 from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import RowError
+from distcore_data.formats.places import START, Place
 
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""
 BROKEN = (OSError, EOFError, zlib.error)
 """Exceptions of a file that cannot be read, or whose compression is damaged."""
+SKIPPED = 2**20
+"""Bytes of a file without seeking that are passed over at a time."""
 
 
 def extension(path: Path) -> str:
@@ -26,25 +29,41 @@ def extension(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
-def open_bytes(path: Path, compression: str = "") -> Any:
-    """Open a file for its bytes. ``compression``: ``gz`` or ``zstd``, else the last extension decides."""
+def open_bytes(path: Path, compression: str = "", *, file: Any = None) -> Any:
+    """Open a file for its bytes. ``compression``: ``gz`` or ``zstd``, else the last extension decides.
+
+    ``file``: the open file, if there is one.
+    """
     if compression == "zstd" or path.suffix == ".zst":
         import pyarrow as pa
 
-        return pa.input_stream(str(path), compression="zstd")
-    return gzip.open(path) if compression == "gz" or path.suffix == ".gz" else path.open("rb")
+        return pa.input_stream(file or str(path), compression="zstd")
+    if compression == "gz" or path.suffix == ".gz":
+        return gzip.open(file or path)
+    return file or path.open("rb")
 
 
-def text_lines(path: Path, newline: str) -> Iterator[str]:
-    """Yield the lines of a text file, one after the other from the disk; ``newline`` as for ``open``.
+def pass_over(file: Any, left: int) -> None:
+    """Pass over so many bytes, or fewer at the end of the file."""
+    if file.seekable():
+        file.seek(left, 1)
+        return
+    while left and (block := file.read(min(left, SKIPPED))):
+        left -= len(block)
+
+
+def text_lines(path: Path, newline: str, place: Place = START) -> Iterator[str]:
+    """Yield the lines of a text file from ``place`` on, one after the other from the disk; ``newline`` as for ``open``.
 
     Raises RowError for the line from which on a compressed file cannot be read.
     """
-    number = 0
+    number, encoding = place.inner, "utf-8" if place.part else "utf-8-sig"
     try:
-        with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
-            for number, line in enumerate(text, 1):  # noqa: B007  # for the error
-                yield line
+        with open_bytes(path) as file:
+            pass_over(file, place.part)
+            with io.TextIOWrapper(file, encoding=encoding, newline=newline) as text:
+                for number, line in enumerate(text, place.inner + 1):  # noqa: B007  # for the error
+                    yield line
     except BROKEN as error:
         raise broken(f"data file {path}, line {number + 1}", error, "cannot be read: ") from None
     except UnicodeDecodeError:

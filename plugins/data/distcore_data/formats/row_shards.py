@@ -18,7 +18,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.formats.columns import row_error
-from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, reason
+from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, pass_over, reason
 
 INDEX = "index.json"
 """File of a folder that lists its shards."""
@@ -57,17 +57,20 @@ def check_shards(folder: Path, names: Sequence[str]) -> None:
             raise DataError(f"data folder {folder}: {INDEX} names the shard {name}, which is not in the folder")
 
 
-def shard_rows(shard: Shard) -> Iterator[bytes]:
-    """Yield the bytes of each row, one after the other from the disk. Raises DataError with the row, counted from 1."""
-    name, number = f"data file {shard.path}", 1
+def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of each row from ``first`` on, one after the other from the disk.
+
+    Raises DataError with the row, counted from 1.
+    """
+    name, number = f"data file {shard.path}", first + 1
     if shard.compression == "zstd":
         need_pyarrow(name)
     try:
         with open_bytes(shard.path, shard.compression) as file:
             offsets = _offsets(file, shard)
             position = 4 + 4 * len(offsets)
-            read_exactly(file, int(offsets[0]) - position)  # what the writer says of the columns
-            for size in np.diff(offsets).tolist():
+            pass_over(file, int(offsets[first]) - position)  # what the writer says of the columns, and other rows
+            for size in np.diff(offsets[first:]).tolist():
                 yield read_exactly(file, size)
                 number += 1
             number -= 1

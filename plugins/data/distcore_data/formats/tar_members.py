@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from distcore_data.formats.opening import pass_over
+
 BLOCK = tarfile.BLOCKSIZE
-SKIPPED = 2**20
-"""Bytes of a compressed member that are decompressed at a time to pass it over."""
 CUT = "a part of the tar file is missing: write or fetch it again"
 
 
@@ -23,6 +23,8 @@ class Member:
     """Number of bytes."""
     file: Any
     """The tar file, open at the content."""
+    start: int
+    """Bytes from where reading began to its first header."""
     is_read: bool = False
     """True after ``read``."""
 
@@ -37,7 +39,7 @@ def tar_members(file: Any) -> Iterator[Member]:
 
     Raises ValueError, one line, for a file that is no tar file or ends before its end mark.
     """
-    longer, is_tar = dict[str, str](), False
+    longer, is_tar, start, position = dict[str, str](), False, 0, 0
     while True:
         header = file.read(BLOCK)
         try:
@@ -49,16 +51,19 @@ def tar_members(file: Any) -> Iterator[Member]:
                 CUT if is_tar and len(header) < BLOCK else f"not a tar file, or damaged: {error}"
             ) from None
         is_tar = True
+        position += BLOCK
         if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
             content = _content(file, info.size, "a header")
+            position += _padded(info.size)
             longer |= _pax(content) if info.type == tarfile.XHDTYPE else {"path": content.rstrip(b"\0").decode()}
             continue
-        member = Member(longer.get("path", info.name), int(longer.get("size", info.size)), file)
-        longer = {}
+        member = Member(longer.get("path", info.name), int(longer.get("size", info.size)), file, start)
+        longer, start = {}, position + _padded(member.size)
+        position = start
         if info.isreg():
             yield member
-        if not member.is_read:
-            _skip(file, member.size)
+        if not member.is_read:  # a file that ends inside it has no header after it, which is noticed there
+            pass_over(file, _padded(member.size))
 
 
 def _padded(size: int) -> int:
@@ -72,16 +77,6 @@ def _content(file: Any, size: int, name: str) -> bytes:
     if len(content) < _padded(size):
         raise ValueError(CUT)
     return content[:size]
-
-
-def _skip(file: Any, size: int) -> None:
-    """Pass over a member. A file that ends inside it has no header after it, which is noticed there."""
-    left = _padded(size)
-    if file.seekable():
-        file.seek(left, 1)
-        return
-    while left and (block := file.read(min(left, SKIPPED))):
-        left -= len(block)
 
 
 def _pax(content: bytes) -> dict[str, str]:

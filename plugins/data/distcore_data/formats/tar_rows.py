@@ -10,7 +10,8 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.formats.columns import NOTHING, Columns, Record, RowError, inside, record, row_error, tried
-from distcore_data.formats.opening import BROKEN, broken, open_bytes, reason
+from distcore_data.formats.opening import BROKEN, broken, open_bytes, pass_over, reason
+from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_members import tar_members
 
 TEXTS = ("txt", "text", "transcript")
@@ -27,8 +28,11 @@ KEY = "__key__"
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
 
 
-def read_tar(path: Path, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a tar file. A column is a member's extension, or a key in the member ``KEY.json``."""
+def read_tar(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a tar file from ``place`` on.
+
+    A column is a member's extension, or a key in the member ``KEY.json``.
+    """
     name, known = f"data file {path}", list[str]()
 
     def read() -> Record:
@@ -42,20 +46,21 @@ def read_tar(path: Path, columns: Columns) -> Iterator[Record | RowError]:
         known.extend(() if known else row)
         return taken
 
-    for number, (key, members) in enumerate(_rows(path, name, columns), 1):  # noqa: B007  # read() reads all three
+    for number, (key, members) in enumerate(_rows(path, name, columns, place), place.row + 1):  # noqa: B007  # read() reads all three
         yield tried(read)
 
 
-def _rows(path: Path, name: str, columns: Columns) -> Iterator[tuple[str, dict[str, bytes | None]]]:
+def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tuple[str, dict[str, bytes | None]]]:
     """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
     wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
-    number, last, row = 1, "", dict[str, bytes | None]()
+    number, last, row = place.row + 1, "", dict[str, bytes | None]()
     try:
         with open_bytes(path) as file:
+            pass_over(file, place.part)
             for member in tar_members(file):
                 key, extension = _parted(member.name)
-                if not key or key.rpartition("/")[2].startswith("__"):
-                    continue  # as webdataset does
+                if not key:
+                    continue
                 if key != last and row:
                     yield last, row
                     number, row = number + 1, {}
@@ -69,10 +74,26 @@ def _rows(path: Path, name: str, columns: Columns) -> Iterator[tuple[str, dict[s
         raise DataError(f"{name}: holds no members named KEY.EXTENSION, such as 0001.txt")
 
 
+def row_starts(path: Path, stream: Any) -> Iterator[int]:
+    """Yield where each row of a tar file begins, in bytes, decompressed. ``stream``: the open file."""
+    last = ""
+    try:
+        with open_bytes(path, file=stream) as file:
+            for member in tar_members(file):
+                key, _ = _parted(member.name)
+                if key and key != last:
+                    last = key
+                    yield member.start
+    except (ValueError, *BROKEN) as error:
+        raise broken(f"data file {path}", error) from None
+
+
 def _parted(member: str) -> tuple[str, str]:
-    """Return key and extension of a member, split at the first dot of its name; no key for another name."""
+    """Return key and extension of a member, split at the first dot of its name; no key for one that is of no row."""
     match = _NAME.fullmatch(member)
-    return (match["key"], match["extension"].lower()) if match else ("", "")
+    if match is None or match["key"].rpartition("/")[2].startswith("__"):  # as webdataset does
+        return "", ""
+    return match["key"], match["extension"].lower()
 
 
 def _columns(name: str, number: int, key: str, members: dict[str, bytes | None]) -> dict[str, Any]:

@@ -9,25 +9,26 @@ from pathlib import Path
 from distcore import DataError
 from distcore_data.formats.columns import Columns, Record, missing, position
 from distcore_data.formats.opening import text_lines
+from distcore_data.formats.places import START, Place
 
 DOCUMENT = ["text", "label", "file"]
 """Columns of a text file in a folder: its content, the folder's name, and its path below the folder of all."""
 
 
-def read_text(path: Path, columns: Columns) -> Iterator[Record]:
-    """Yield the lines of a file; the only column is ``text``."""
+def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Record]:
+    """Yield the lines of a file from ``place`` on; the only column is ``text``."""
     for setting in columns:
         if "text" not in (setting.rpartition(".")[2], columns[setting]):
             raise DataError(f"data file {path}: {missing(setting, ['text'], columns)}")
-    for line in text_lines(path, "\n"):
+    for line in text_lines(path, "\n", place):
         if line.strip():
             yield (line.rstrip("\r\n"),) * len(columns)
 
 
-def read_documents(path: Path, columns: Columns) -> Iterator[Record]:
-    """Yield the files of the folders in ``path``, sorted by folder and name."""
+def read_documents(path: Path, columns: Columns, place: Place = START) -> Iterator[Record]:
+    """Yield the files of the folders in ``path``, sorted by folder and name, from ``place`` on."""
     chosen = [position(f"data folder {path}", DOCUMENT, setting, columns) for setting in columns]
-    for file in documents(path):
+    for file in documents(path)[place.part :]:
         values = ("".join(text_lines(file, "")), file.parent.name, str(file.relative_to(path)))
         yield tuple(values[place] for place in chosen)
 

@@ -1,0 +1,22 @@
+"""Places in a file from which a reader can go on, so that a row is read without all before it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+EVERY = 64
+"""Rows of a text or tar file from one place to the next."""
+
+
+class Place(NamedTuple):
+    """A row at which a reader may begin."""
+
+    row: int = 0
+    """Rows before it."""
+    part: int = 0
+    """Bytes before it, decompressed; of Parquet and Arrow the row groups or batches, of a folder the shards."""
+    inner: int = 0
+    """Lines before it; of a folder the rows of its shard."""
+
+
+START = Place()

@@ -1,0 +1,103 @@
+"""The index of one file, in the cache: it is made once, and again when the file has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data.cache import cache_root
+from distcore_data.formats.opening import unreadable
+from distcore_data.indexes.scans import scanned
+
+FORMAT = 1
+"""Version of an entry. Raise it when what is in one, or its meaning, changes."""
+SETTLED = 2 * 10**9
+"""Nanoseconds for which a file must have been as it is: a file system may count time in steps of 2 s."""
+TIMES = slice(3, 5)
+"""Where the state of a file has its times."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FileIndex:
+    """The index of a file."""
+
+    digest: str
+    """SHA-256 of the file, in hexadecimal."""
+    rows: int
+    """Number of rows, with those that cannot be read."""
+    size: int
+    """Bytes of the file."""
+    places: np.ndarray
+    """Fields of some ``Place``, ascending, int64 ``(places, 3)``."""
+
+
+def index_folder() -> Path:
+    """Return the folder of all indexes; it need not exist."""
+    return cache_root() / "index"
+
+
+def file_index(file: Path) -> FileIndex:
+    """Return the index of a file, made in one pass over the file unless the cache has it. Raises DataError."""
+    return known_index(file) or _made(file)
+
+
+def known_index(file: Path) -> FileIndex | None:
+    """Return the index of a file if the cache has it, and the file is what it was then."""
+    try:
+        state, content = _state(file), _entry(file).read_bytes()
+        head, _, places = content.partition(b"\n")
+        facts = json.loads(head)
+        fresh = facts["state"] == state and facts["made"] - max(state[TIMES]) > SETTLED
+        if not fresh or facts["sum"] != zlib.crc32(places):
+            return None
+        return FileIndex(facts["digest"], facts["rows"], facts["size"], np.frombuffer(places, "<i8").reshape(-1, 3))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _made(file: Path) -> FileIndex:
+    try:
+        before, made = _state(file), time.time_ns()
+        digest, rows, places = scanned(file)
+        index = FileIndex(digest, rows, file.stat().st_size, places)
+        if _state(file) != before:
+            raise DataError(f"data file {file}: changed while it was read")
+    except OSError as error:
+        raise unreadable(file, error) from None
+    try:
+        _save(_entry(file), index, before, made)
+    except OSError as error:
+        hint = "set DISTCORE_CACHE to a folder that can be written"
+        raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from None
+    return index
+
+
+def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
+    """Write a draft and rename it, so that a kill leaves a whole entry or none."""
+    places = index.places.astype("<i8").tobytes()
+    facts = {"state": state, "made": made, "digest": index.digest, "rows": index.rows, "size": index.size}
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    draft = entry.with_name(f".{entry.name}-{os.getpid()}")
+    try:
+        draft.write_bytes(json.dumps(facts | {"sum": zlib.crc32(places)}).encode() + b"\n" + places)
+        draft.rename(entry)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _entry(file: Path) -> Path:
+    return index_folder() / f"{sha256(os.fsencode(file.resolve())).hexdigest()[:40]}"
+
+
+def _state(file: Path) -> list[int]:
+    """Return what changes with a file: nobody can set the time of its last change back."""
+    stat = file.stat()
+    return [FORMAT, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]

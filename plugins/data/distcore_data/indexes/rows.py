@@ -1,0 +1,88 @@
+"""Rows of files by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data.files import check_source, source_name, source_parts
+from distcore_data.formats import FOLDERS, format_of, read_rows
+from distcore_data.formats.columns import Columns, Record
+from distcore_data.formats.csv_rows import csv_delimiter
+from distcore_data.formats.places import START, Place
+from distcore_data.indexes.workers import index_files
+from distcore_data.splits import Split
+
+
+class IndexedRows:
+    """The rows of files or of a split by number, from 0, as ``read_records`` counts them; none is in memory.
+
+    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 63 others, one of Parquet and Arrow files with
+    those before it in its row group or batch; a compressed file is read up to it.
+    """
+
+    def __init__(self, source: Path | Split, columns: Columns) -> None:
+        """Open the index, and make what is missing. ``columns`` as for ``read_records``. Raises DataError."""
+        check_source(source)
+        self._source, self._columns, self._parts = source, columns, source_parts(source)
+        files = [part for part in self._parts if part.is_file()]
+        known = dict(zip(files, index_files(files)[0], strict=True))
+        self._places = [known[part].places if part in known else _of_folder(part) for part in self._parts]
+        counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
+        self._ends = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        """Return the number of rows, with those that cannot be read."""
+        return int(self._ends[-1])
+
+    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> list[Record]:
+        """Return these rows, in this order. Raises IndexError, or DataError for a row that cannot be read."""
+        numbers = np.asarray(rows, np.int64)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"{source_name(self._source)}: has the rows 0 to {len(self) - 1}")
+        wanted = np.unique(numbers)
+        owners = np.searchsorted(self._ends, wanted, "right") - 1
+        read: dict[int, Record] = {}
+        for owner in np.unique(owners).tolist():
+            inside = wanted[owners == owner]
+            read |= zip(inside.tolist(), self._read(owner, inside - self._ends[owner]), strict=True)
+        return [read[number] for number in numbers.tolist()]
+
+    def _read(self, owner: int, numbers: np.ndarray) -> Iterator[Record]:
+        """Yield rows of one file or folder, ascending."""
+        part, places = self._parts[owner], self._places[owner]
+        if format_of(part) == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(part, {}):
+            places = np.array([START])  # the index took another delimiter
+        begins = np.searchsorted(places[:, 0], numbers, "right") - 1
+        for begin, some in groupby(zip(begins.tolist(), numbers.tolist(), strict=True), lambda pair: pair[0]):
+            place, ascending = Place(*places[begin].tolist()), [number for _, number in some]
+            first = place.row
+            if part.is_dir():
+                first, place = ascending[0], place._replace(inner=ascending[0] - place.row)
+            yield from self._from(part, place, first, ascending)
+
+    def _from(self, part: Path, place: Place, first: int, ascending: list[int]) -> Iterator[Record]:
+        """Yield the rows ``ascending`` of what begins at ``place``, which is row ``first``."""
+        rows = read_rows(part, self._columns, place)
+        for number in ascending:
+            row = next(islice(rows, number - first, None), None)
+            if row is None:
+                raise DataError(f"{source_name(self._source)}: changed while it was read")
+            if isinstance(row, DataError):
+                raise row
+            yield row
+            first = number + 1
+
+
+def _counts(folder: Path) -> Sequence[int]:
+    return FOLDERS[format_of(folder)].rows(folder)
+
+
+def _of_folder(folder: Path) -> np.ndarray:
+    """Return the places of a folder, whose format says the rows of each shard."""
+    counts = _counts(folder)
+    return np.column_stack([np.cumsum([0, *counts])[:-1], np.arange(len(counts)), np.zeros(len(counts), np.int64)])

@@ -1,0 +1,169 @@
+"""One pass over a file: its digest, the number of its rows, and places from which they can be read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data.encodings import not_utf8
+from distcore_data.formats.arrow_rows import batch_rows, group_rows
+from distcore_data.formats.csv_rows import record_places
+from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
+from distcore_data.formats.opening import BROKEN, broken, extension, open_bytes
+from distcore_data.formats.places import EVERY, Place
+from distcore_data.formats.tar_rows import row_starts
+
+BLOCK = 2**22
+"""Bytes that are looked at in one go."""
+Scan = tuple[int, np.ndarray]
+"""Number of rows, and fields of places, int64 ``(places, 3)``."""
+
+
+class Hashed(io.RawIOBase):
+    """A file whose bytes go into a digest as they are read, in one pass."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        """Read ``file`` from its start."""
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        """Return True; there is no seeking."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        count = self._file.readinto(buffer) or 0
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+    def digest(self) -> str:
+        """Read what is left, and return the SHA-256 of the whole file, in hexadecimal."""
+        while block := self._file.read(BLOCK):
+            self._digest.update(block)
+        return self._digest.hexdigest()
+
+
+def scanned(file: Path) -> tuple[str, int, np.ndarray]:
+    """Return SHA-256, number of rows and places of a file. Raises DataError or OSError.
+
+    A file of a format that is none of rows has none.
+    """
+    kind = extension(file)
+    if kind == ".json" and has_a_row_per_line(file):
+        kind = ".jsonl"
+    if scan := WHOLE.get(kind):
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest(), *scan(file)
+    with file.open("rb", buffering=0) as raw:
+        hashed = Hashed(raw)
+        rows, places = SCANS.get(kind, _no_rows)(file, io.BufferedReader(hashed, BLOCK))
+        return hashed.digest(), rows, places
+
+
+def _no_rows(file: Path, stream: io.BufferedReader) -> Scan:
+    return 0, _places(())
+
+
+def _places(places: Iterable[Place]) -> np.ndarray:
+    return np.array([*places], np.int64).reshape(-1, 3)
+
+
+def _lines(file: Path, stream: io.BufferedReader) -> Scan:
+    """Return the lines that are not blank."""
+    places, rows, lines, position = [np.empty((0, 3), np.int64)], 0, 0, 0
+    for block in _line_blocks(file, stream):
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+        starts = np.append(0, ends + 1)[: len(ends) + (not block.endswith(b"\n"))]
+        numbers = np.flatnonzero(_filled(file, block, starts, position == 0))
+        chosen = numbers[-rows % EVERY :: EVERY]
+        first = rows + np.arange(len(chosen)) * EVERY + -rows % EVERY
+        places.append(np.column_stack([first, position + starts[chosen], lines + chosen]))
+        rows, lines, position = rows + len(numbers), lines + len(starts), position + len(block)
+    return rows, np.concatenate(places)
+
+
+def _line_blocks(file: Path, stream: io.BufferedReader) -> Iterator[bytes]:
+    """Yield the decompressed bytes, cut at ends of lines."""
+    try:
+        with open_bytes(file, file=stream) as opened:
+            left = b""
+            while block := opened.read(BLOCK):
+                whole, end, rest = block.rpartition(b"\n")
+                if end:
+                    yield left + whole + end
+                    left = rest
+                else:
+                    left += rest
+            if left:
+                yield left
+    except BROKEN as error:
+        raise broken(f"data file {file}", error, "cannot be read: ") from None
+
+
+def _filled(file: Path, block: bytes, starts: np.ndarray, at_start: bool) -> np.ndarray:
+    """Return True for each line that is not blank, as ``str.strip`` sees it."""
+    first = np.frombuffer(block, np.uint8)[starts]
+    filled: np.ndarray = (first > ord(" ")) & (first < 128)
+    ends = np.append(starts[1:], len(block))
+    try:
+        for line in np.flatnonzero(~filled).tolist():
+            encoding = "utf-8-sig" if at_start and line == 0 else "utf-8"
+            filled[line] = bool(block[starts[line] : ends[line]].decode(encoding).strip())
+    except UnicodeDecodeError:
+        raise not_utf8(file) from None
+    return filled
+
+
+def _records(file: Path, stream: io.BufferedReader) -> Scan:
+    return _every(record_places(file, stream))
+
+
+def _members(file: Path, stream: io.BufferedReader) -> Scan:
+    return _every(Place(row, start) for row, start in enumerate(row_starts(file, stream)))
+
+
+def _every(places: Iterable[Place]) -> Scan:
+    """Count the rows, and keep some of their places."""
+    rows, kept = 0, []
+    for rows, place in enumerate(places, 1):  # noqa: B007  # their number is returned
+        if place.row % EVERY == 0:
+            kept.append(place)
+    return rows, _places(kept)
+
+
+def _parts(counts: Callable[[Path], list[int]]) -> Callable[[Path], Scan]:
+    """Return the scan of a format that says the rows of each of its parts."""
+
+    def scan(file: Path) -> Scan:
+        ends = np.cumsum([0, *counts(file)])
+        return int(ends[-1]), _places(Place(int(row), part) for part, row in enumerate(ends[:-1]))
+
+    return scan
+
+
+def _tree(file: Path) -> Scan:
+    try:
+        return list_rows(file), _places([Place()])
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise broken(f"data file {file}", error, "cannot be read: ") from None
+
+
+SCANS: dict[str, Callable[[Path, io.BufferedReader], Scan]] = {
+    ".jsonl": _lines, ".txt": _lines, ".csv": _records, ".tar": _members,
+}  # fmt: skip
+"""File extension to the scan of such a file, decompressed."""
+WHOLE: dict[str, Callable[[Path], Scan]] = {
+    ".json": _tree,
+    ".parquet": _parts(group_rows),
+    ".arrow": _parts(batch_rows),
+}
+"""The same for formats that are not read from start to end."""
