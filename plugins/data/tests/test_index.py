@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +23,10 @@ from distcore import DataError
 from distcore.cli.main import main
 from distcore_data import IndexedRows, read_records, source_digest
 from distcore_data.indexes import entries, workers
+from distcore_data.indexes.scans import scanned
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
-ROWS = [{"text": f"{'grün ' * (row % 9)}\n{row}", "label": row % 3} for row in range(300)]
+ROWS: list[dict[str, Any]] = [{"text": f"{'grün ' * (row % 9)}\n{row}", "label": row % 3} for row in range(300)]
 
 
 @pytest.fixture(autouse=True)
@@ -114,13 +116,13 @@ def test_a_row_that_cannot_be_read_counts_and_is_named(tmp_path: Path) -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch, most: int = 99) -> list[str]:
     """The names of files that are scanned; the program is interrupted after ``most``."""
-    scan, seen = entries.scanned, list[str]()
+    seen = list[str]()
 
     def counting(file: Path) -> object:
         if len(seen) == most:
             raise KeyboardInterrupt
         seen.append(file.name)
-        return scan(file)
+        return scanned(file)
 
     monkeypatch.setattr(entries, "scanned", counting)
     return seen
@@ -197,7 +199,7 @@ def test_processes_share_the_files_and_leave_bad_ones_to_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "LEAST", 0)
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(entries, "SETTLED", -(10**12))
     source, seen = many(tmp_path / "rows", 5), counted(monkeypatch)
     _, made = workers.index_files(sorted(source.iterdir()))

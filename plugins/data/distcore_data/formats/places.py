@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-EVERY = 64
+EVERY = 32
 """Rows of a text or tar file from one place to the next."""
 
 

@@ -21,7 +21,7 @@ from distcore_data.splits import Split
 class IndexedRows:
     """The rows of files or of a split by number, from 0, as ``read_records`` counts them; none is in memory.
 
-    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 63 others, one of Parquet and Arrow files with
+    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet and Arrow files with
     those before it in its row group or batch; a compressed file is read up to it.
     """
 
