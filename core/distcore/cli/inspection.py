@@ -1,4 +1,4 @@
-"""``distcore checkpoint``: list checkpoints, verify them, compare two, export one to a Hugging Face folder."""
+"""``distcore checkpoint``: list checkpoints, verify them, compare two, export one for other programs."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (given.to is not None):
         raise ConfigError(f"checkpoint {action}: {'needs' if action == 'export' else 'takes no'} --to DIR")
-    of_export = {"--task": given.task, "--step": given.step, "--best": given.best, "--merged": given.merged}
-    for flag, value in of_export.items():
-        if value not in (None, False) and action != "export":
-            raise ConfigError(f"checkpoint {action}: {flag} belongs to export")
-    if given.every and action != "diff":
-        raise ConfigError(f"checkpoint {action}: --all belongs to diff")
+    for flag in ("task", "step", "best", "merged", "format", "dtype", "every"):
+        belongs = "diff" if flag == "every" else "export"
+        if getattr(given, flag) not in (None, False) and action != belongs:
+            raise ConfigError(f"checkpoint {action}: --{flag.replace('every', 'all')} belongs to {belongs}")
     if action == "export":
         path, chosen = choose(paths[0], given.step, given.best)
         print(f"exporting {chosen}", file=sys.stderr)
-        export(path, given.to, given.task, given.merged)
+        export(path, given.to, given.task, given.merged, given.format or "huggingface", given.dtype or "fp32")
         print(f"exported to {given.to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=given.every)}

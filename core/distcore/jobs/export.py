@@ -19,13 +19,11 @@ from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.surroundings import check_task_files
 from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.config import RunConfig
+from distcore.engine.precision import DTYPES
 from distcore.errors import CheckpointError
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
 from distcore.resolve import tasks
-
-EXPORTER = "huggingface"
-"""The entry point of ``distcore.exports`` that writes the folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +51,8 @@ class TrainedModel:
     """Write the task's files, such as a tokenizer, to a folder."""
 
 
-def export(path: Path, to: Path, task_name: str | None = None, merged: bool = False) -> None:
-    """Have the exporter write the checkpoint at ``path`` to the new folder ``to``.
+def export(path: Path, to: Path, task_name: str | None, merged: bool, form: str, dtype: str) -> None:
+    """Have the exporter ``form`` write the checkpoint at ``path``, with weights in ``dtype``, to the new folder ``to``.
 
     The training data is not needed: the task has saved its facts in the run folder. ``task_name`` replaces the task of
     the checkpoint. ``merged`` is for a run with LoRA. Raises DistcoreError.
@@ -63,13 +61,14 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
     if to.exists() and any(to.iterdir()):
         raise CheckpointError(f"--to {to}: already exists and is not empty; name another folder, or remove it")
-    exporter = registry.load("exports", EXPORTER)
+    exporter = registry.load("exports", form)
     checkpoint = Checkpoint(path)
     checkpoint.verify()
     config = saved_config(checkpoint.job_state(), path)
     if merged and config.lora.rank is None:
         raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
     trained = _trained_model(checkpoint, config, task_name)
+    trained.module.to(dtype=DTYPES.get(dtype))  # fp32 as it is
     try:
         exporter(trained, to, merged)
     except (OSError, SafetensorError) as error:

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", dest="every", action="store_true", help="diff: each tensor that differs (default: those that do most)"
     )
-    parser.add_argument("--to", type=Path, metavar="DIR", help="export: the Hugging Face folder to make")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="export: the folder to make")
+    parser.add_argument("--format", metavar="NAME", help="export: an exporter, such as onnx (default: huggingface)")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], help="export: of the weights (default: fp32)")
     parser.add_argument(
         "--merged", action="store_true", help="export: a whole model (default of a run with --lora: a folder of peft)"
     )

@@ -15,6 +15,8 @@ from distcore_tasks.huggingface_export.settings import shareable_settings, witho
 
 WEIGHTS = "model.safetensors"
 """The file of weights, where it is written without the help of transformers."""
+ONNX, PROGRAM = "model.onnx", "model.pt2"
+"""Files of a model as a graph, for onnxruntime and for torch.export."""
 FILE = "README.md"
 """The file of a model folder that hubs show."""
 KINDS = {
@@ -57,6 +59,8 @@ def write_card(to: Path, trained: TrainedModel) -> None:
     use = _how_to_use(to, trained.module) if is_adapter else _how_to_embed(to) if embeds else _how_to_load(to, auto)
     if not is_adapter and not hasattr(trained.module, "save_pretrained"):
         head, use = {"tags": tags}, _how_to_fill(to, model)
+    if graph := next((file for file in (ONNX, PROGRAM) if (to / file).is_file()), None):
+        head, use = head | {"library_name": "onnx" if graph == ONNX else "pytorch"}, _how_to_run(to, graph)
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -97,6 +101,24 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
     for name in others.values():
         variable = "tokenizer" if name == "AutoTokenizer" else "processor"
         yield f'{variable} = {name}.from_pretrained("{to.name}")'
+    yield "```"
+
+
+def _how_to_run(to: Path, graph: str) -> Iterator[str]:
+    """Yield code that computes the scores of inputs by a graph."""
+    name = next((loads for file, loads in INPUTS.items() if (to / file).is_file()), "AutoTokenizer")
+    reads = 'prepare(["a text"], truncation=True, padding=True' if "Tokenizer" in name else "prepare([image]"
+    library, arrays = ("onnxruntime", "np") if graph == ONNX else ("torch", "pt")
+    yield from ("", "```python", f"import {library}", f"from transformers import {name}", "")
+    yield f'prepare = {name}.from_pretrained("{to.name}")'
+    yield f'inputs = {reads}, return_tensors="{arrays}")'
+    if graph == ONNX:
+        yield f'session = onnxruntime.InferenceSession("{to.name}/{ONNX}")'
+        yield "(scores,) = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})"
+    else:
+        yield f'model = torch.export.load("{to.name}/{PROGRAM}").module()'
+        names = ("input_ids", "attention_mask") if "Tokenizer" in name else ("pixel_values",)
+        yield f"scores = model({', '.join(f'{each}=inputs[{each!r}]' for each in names)})"
     yield "```"
 
 

@@ -1,0 +1,39 @@
+"""The exporter ``onnx``: a graph for onnxruntime and other programs that read ONNX."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+from distcore import ConfigError, TrainedModel
+from distcore_tasks.graph_export.graph import finish, graph_of, quietly
+from distcore_tasks.huggingface_export.card import ONNX
+
+LARGEST = 2**31 - 2**20
+"""Bytes of weights that fit into one file of ONNX; of more, they lie beside it."""
+
+
+def export(trained: TrainedModel, to: Path, merged: bool) -> None:
+    """Write the graph, the task's files, such as a tokenizer, and a card to the new folder ``to``.
+
+    A LoRA adapter is always merged. Raises ConfigError without the libraries that write ONNX, for weights in bf16,
+    which onnxruntime does not compute with on a CPU, and for a model that is not one graph; and OSError.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--format onnx: {' and '.join(missing)} not installed; pip install {' '.join(missing)}")
+    graph = graph_of(trained, "onnx")
+    if next(graph.module.parameters()).dtype == torch.bfloat16:
+        raise ConfigError("--dtype bf16: onnxruntime computes with fp32 and fp16; name one of these with --format onnx")
+    size = sum(each.numel() * each.element_size() for each in graph.module.parameters())
+    with torch.no_grad(), quietly():
+        program = torch.onnx.export(graph.trace(), dynamo=True, output_names=["scores"], verbose=False)
+    assert program is not None
+    for function in program.model.graphs():
+        for node in function:
+            node.metadata_props.clear()  # places of the code that it comes from, which name folders
+    to.mkdir(exist_ok=True)
+    program.save(to / ONNX, external_data=size > LARGEST)
+    finish(to, trained)

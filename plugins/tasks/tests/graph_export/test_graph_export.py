@@ -1,0 +1,164 @@
+"""Exports as a graph answer as ``distcore predict`` does, in the programs that they are for, by the card's code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distcore.cli.main import main
+
+ROWS = 200
+FORMATS = ("onnx", "torch-export")
+
+
+def scores_by_card(folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Run the code of the card on ``texts``; the scores, as it computes them."""
+    monkeypatch.chdir(folder.parent)
+    [code] = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {"texts": texts}
+    exec(code.replace('["a text"]', "texts"), names)
+    return np.asarray(torch.as_tensor(names["scores"]).detach().float())
+
+
+def exported(run: Path, to: Path, *flags: str) -> Path:
+    assert main(["checkpoint", "export", str(run), "--to", str(to), *flags]) == 0
+    return to
+
+
+@pytest.fixture(scope="module")
+def predicted(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], np.ndarray, list[str]]:
+    """Texts, the probabilities that predict gives them, and the names of the classes in their order."""
+    pytest.importorskip("onnxruntime")
+    folder = tmp_path_factory.mktemp("predicted")
+    texts = [f"{'good' if row % 3 else 'bad'} {row} " * (1 + row % 7) for row in range(ROWS)]
+    (folder / "new.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert main(f"predict {run_folder} --data {folder}/new.jsonl --out {folder}/lines.jsonl".split()) == 0
+    lines = [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
+    names = json.loads((run_folder / "labels.json").read_text())
+    return texts, np.array([[line["scores"][name] for name in names] for line in lines]), names
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("dtype", "most"), [("fp32", 2e-5), ("fp16", 5e-3)])
+def test_a_graph_answers_as_predict_does_on_200_rows(
+    run_folder: Path, predicted: Any, tmp_path: Path, monkeypatch: Any, form: str, dtype: str, most: float
+) -> None:
+    texts, expected, names = predicted
+    model = exported(run_folder, tmp_path / "model", "--format", form, "--dtype", dtype)
+    assert list(json.loads((model / "config.json").read_text())["label2id"]) == names
+    scores = softmax(scores_by_card(model, texts, monkeypatch))
+    assert scores.shape == expected.shape
+    assert np.abs(scores - expected).max() < most
+    certain = np.abs(expected[:, 0] - expected[:, 1]) > 2 * most
+    assert (scores.argmax(1) == expected.argmax(1))[certain].all()
+    assert certain.mean() > 0.8 or dtype != "fp32"
+
+
+@pytest.mark.programs
+def test_a_graph_has_the_adapter_merged_and_no_folder_of_this_machine(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("peft")
+    data = run_folder.parent / "rows.jsonl"
+    job = f"train --data {data} --model bert-tiny --lora 2 --lr 0.1 --max-steps 4 --out {tmp_path}/run"
+    assert main(job.split()) == 0
+    from transformers import AutoModelForSequenceClassification
+
+    whole = exported(tmp_path / "run", tmp_path / "whole", "--merged")
+    model = AutoModelForSequenceClassification.from_pretrained(whole).eval()
+    ids = torch.tensor([[2, 5, 6, 3]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    program = exported(tmp_path / "run", tmp_path / "graph", "--format", "torch-export")
+    graph = torch.export.load(program / "model.pt2").module()
+    assert torch.allclose(graph(input_ids=ids, attention_mask=torch.ones_like(ids)), expected, atol=1e-6)
+    onnx = exported(tmp_path / "run", tmp_path / "onnx", "--format", "onnx")
+    package = str(Path(torch.__file__).parents[1]).encode()
+    assert all(package not in file.read_bytes() for folder in (program, onnx) for file in folder.iterdir())
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "job",
+    [
+        "causal-lm",
+        "image-classification --model resnet-tiny",
+        *(pytest.param(job, marks=pytest.mark.slow) for job in ("token-classification", "masked-lm", "embedding")),
+    ],
+)
+def test_graphs_of_other_tasks_have_the_scores_of_the_model_that_transformers_loads(job: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    import transformers
+
+    assert main(f"train --task {job} --max-steps 2 --eval-every 0 --out {tmp_path}/run".split()) == 0
+    whole = exported(tmp_path / "run", tmp_path / "whole")
+    [kind] = json.loads((whole / "config.json").read_text())["architectures"]
+    model = getattr(transformers, kind).from_pretrained(whole).eval()
+    folders = {form: exported(tmp_path / "run", tmp_path / form, "--format", form) for form in FORMATS}
+    graph = torch.export.load(folders["torch-export"] / "model.pt2").module()
+    session = onnxruntime.InferenceSession(folders["onnx"] / "model.onnx")
+    inputs = inputs_of(model, ROWS)
+    with torch.no_grad():
+        expected = model(**inputs)[0]
+        assert torch.equal(graph(**inputs), expected)
+    [scores] = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    assert np.abs(scores - expected.numpy()).max() < 2e-5 * expected.abs().max()
+    assert (scores.argmax(-1) == expected.numpy().argmax(-1)).mean() >= 0.995
+
+
+def inputs_of(model: Any, rows: int) -> dict[str, torch.Tensor]:
+    """Random images, or random tokens of which a part is padding."""
+    chance = torch.Generator().manual_seed(0)
+    if model.main_input_name == "pixel_values":
+        side = getattr(model.config, "image_size", 96)
+        return {"pixel_values": torch.randn(rows, model.config.num_channels, side, side, generator=chance)}
+    tokens = torch.randint(5, model.config.vocab_size, (rows, 19), generator=chance)
+    lengths = torch.randint(1, 20, (rows, 1), generator=chance)
+    return {"input_ids": tokens, "attention_mask": (torch.arange(19) < lengths).long()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            "--format onxn",
+            "no exporter named 'onxn' (installed: huggingface, onnx, ",
+        ),
+        (
+            "--format onnx --dtype bf16",
+            "--dtype bf16: onnxruntime computes with fp32 and fp16; name one of these",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(
+    run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    pytest.importorskip("onnxscript")
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model"), *flags.split()]) == 2
+    assert says in capfd.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_model_of_two_passes_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str) -> None:
+    pytest.importorskip("onnxscript")
+    (tmp_path / "rows.jsonl").write_text('{"source": "a b", "target": "b a"}\n' * 40)
+    job = f"train --task seq2seq --data {tmp_path}/rows.jsonl --max-seq-len 16 --max-steps 1 --out {tmp_path}/run"
+    assert main(job.split()) == 0
+    assert main(["checkpoint", "export", f"{tmp_path}/run", "--to", f"{tmp_path}/model", "--format", form]) == 2
+    says = f"error: --format {form}: takes models of transformers that read tokens or images in one pass, not a "
+    assert capfd.readouterr().err.splitlines()[-1].startswith(says)
