@@ -6,6 +6,7 @@ they are first used, so that a task's class can be imported without them.
 
 from distcore_data.bad_rows import BadRows, skipping
 from distcore_data.cache import cache_root, cached_folder
+from distcore_data.fetching import present
 from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
 from distcore_data.filters import Filtered
 from distcore_data.formats.columns import Record, describe_value, row_error
@@ -34,6 +35,7 @@ __all__ = [
     "describe_value",
     "files_of",
     "find_split",
+    "present",
     "read_records",
     "row_error",
     "shares_of",

@@ -11,12 +11,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from distcore import DataError, nearest
 from distcore_data.bad_rows import good_rows
+from distcore_data.fetching import is_copy, present
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
@@ -50,7 +49,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
         return _kept(source, columns)
     if isinstance(source, Split):
         return good_rows(read_arrow_files(source_name(source), source.files, columns))
-    return good_rows(chain.from_iterable(map(partial(read_rows, columns=columns), files_of(source))))
+    return good_rows(row for file in present(files_of(source)) for row in read_rows(file, columns))
 
 
 def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
@@ -103,7 +102,7 @@ def check_source(source: Source) -> None:
 
 
 def _check_file(file: Path) -> None:
-    if not file.exists():
+    if not file.exists() and not is_copy(file):
         beside = (path.name for path in file.parent.iterdir()) if file.parent.is_dir() else ()
         raise DataError(f"data file {file}: no such file{nearest(file.name, beside)}")
     if folder := FOLDERS.get(format_of(file)):
@@ -116,9 +115,9 @@ def _check_file(file: Path) -> None:
     if format_of(file) not in READERS:
         known = f"{', '.join(READERS)}, {LIST}, also with {' or '.join(COMPRESSED)}"
         raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known})")
-    if not file.is_file():
+    if not file.is_file() and not is_copy(file):
         raise DataError(f"data file {file}: not a regular file")
-    if file.stat().st_size == 0:
+    if file.is_file() and file.stat().st_size == 0:
         raise DataError(f"data file {file}: is empty")
     if file.suffix == ".zst":
         need_pyarrow(f"data file {file}")
@@ -184,4 +183,4 @@ def class_names(source: Source, column: str) -> list[str]:
         return class_names(source.source, column)
     if isinstance(source, Split) or data_format(source) != ".parquet":
         return []
-    return parquet_class_names(files_of(source), column)
+    return parquet_class_names(present(files_of(source)), column)

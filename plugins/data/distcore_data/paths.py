@@ -10,23 +10,27 @@ from pathlib import Path
 
 from distcore import DataError
 from distcore_data.encodings import not_utf8
+from distcore_data.fetching import is_copy
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of
 from distcore_data.formats.opening import unreadable
-from distcore_data.remote import fetched, url_of
+from distcore_data.remote import copies_of, url_of
 
 LIST = ".list"
 """Extension of a file with a path on each line: of a data file, a folder or a pattern, relative to its own folder."""
 
 
 def files_of(source: Path) -> list[Path]:
-    """Return the data files of a path, and the folders that are a source by themselves, such as one of MDS shards."""
+    """Return the data files of a path, and the folders that are a source by themselves, such as one of MDS shards.
+
+    Of remote files these are copies, which ``present`` fetches.
+    """
     text = str(source)
     if source.is_dir():
         return _of_folder(source)
     if "," in text and not source.exists():
         return [file for part in text.split(",") for file in files_of(Path(part.strip()).expanduser())]
     if url := url_of(source):
-        return list(fetched(url, _has_rows))
+        return list(copies_of(url, _has_rows))
     if source.suffix == LIST and source.is_file():
         return _of_list(source)
     if glob.has_magic(text) and not source.exists():
@@ -61,7 +65,7 @@ def _of_list(file: Path) -> list[Path]:
             continue
         if path.suffix == LIST:
             raise DataError(f"data file {file}, line {number}: names another list; name its files here")
-        if not (there := files_of(path)) or not all(one.exists() for one in there):
+        if not (there := files_of(path)) or not all(one.exists() or is_copy(one) for one in there):
             raise DataError(f"data file {file}, line {number}: no such file: {path}")
         files += there
     if not files:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distcore import DataError
-from distcore_data import files_of, read_records, remote, source_digest, source_name
+from distcore_data import IndexedRows, fetching, files_of, present, read_records, remote, source_digest, source_name
 
 fsspec = pytest.importorskip("fsspec")
 ROWS = [f"row {number}" for number in range(9)]
@@ -35,8 +35,8 @@ def texts(source: str | Path) -> list[object]:
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A bucket in memory, and a cache of the test's own."""
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "FIRST_WAIT", 0)
-    monkeypatch.delenv(remote.LIMIT, raising=False)
+    monkeypatch.setattr(fetching, "FIRST_WAIT", 0)
+    monkeypatch.delenv(fetching.LIMIT, raising=False)
     system = fsspec.filesystem("memory")
     system.pipe({"/bucket/rows.jsonl": lines(ROWS), "/bucket/set/b.jsonl": lines(ROWS[4:])})
     system.pipe({"/bucket/set/a.jsonl": lines(ROWS[:4]), "/bucket/set/notes.md": b"none"})
@@ -47,7 +47,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def restart() -> None:
     """Forget what this process has seen, as a new one."""
-    remote.fetched.cache_clear()
+    remote.copies_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -101,20 +101,20 @@ def test_a_file_is_fetched_once_for_all_processes(monkeypatch: pytest.MonkeyPatc
 def test_several_files_are_fetched_at_a_time_and_after_an_error_no_more(
     bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [f"{number:02}.jsonl" for number in range(3 * remote.AT_ONCE)]
+    names = [f"{number:02}.jsonl" for number in range(3 * fetching.AT_ONCE)]
     bucket.pipe({f"/bucket/many/{name}": lines([name]) for name in names})
-    together, opened, failing = threading.Barrier(remote.AT_ONCE, timeout=60), list[str](), list[str]()
+    together, opened, failing = threading.Barrier(fetching.AT_ONCE, timeout=60), list[str](), list[str]()
 
-    def meeting(system: Any, name: str, size: int, draft: Path) -> None:
-        opened.append(name)
+    def meeting(file: fetching.RemoteFile, draft: Path) -> None:
+        opened.append(file.name)
         if failing:
             time.sleep(0.2)
-            raise PermissionError(name)
+            raise PermissionError(file.name)
         together.wait()
-        write(system, name, size, draft)
+        write(file, draft)
 
-    write = remote._write
-    monkeypatch.setattr(remote, "_write", meeting)
+    write = fetching._write
+    monkeypatch.setattr(fetching, "_write", meeting)
     assert texts("memory://bucket/many") == names
     bucket.pipe({f"/bucket/many/{name}": lines([f"another {name}"]) for name in names})
     restart()
@@ -128,9 +128,9 @@ def test_several_files_are_fetched_at_a_time_and_after_an_error_no_more(
 
 @pytest.mark.parametrize("problem", ["failures", "cut"])
 def test_an_interrupted_fetch_is_tried_again_and_then_one_line(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = counted(monkeypatch, **{problem: remote.TRIES - 1})
+    opened = counted(monkeypatch, **{problem: fetching.TRIES - 1})
     assert texts(SOURCE) == ROWS
-    assert len(opened) == remote.TRIES
+    assert len(opened) == fetching.TRIES
     monkeypatch.undo()
 
 
@@ -194,15 +194,67 @@ def test_copies_that_were_read_longest_ago_make_room(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(lines(ROWS))
-    monkeypatch.setenv(remote.LIMIT, str(2 * size))
+    monkeypatch.setenv(fetching.LIMIT, str(2 * size))
     copies = []
     for age, name in enumerate(("first", "second", "third")):
         bucket.pipe(f"/bucket/{name}.jsonl", lines(ROWS))
-        copies += files_of(Path(f"memory://bucket/{name}.jsonl"))
+        copies += present(files_of(Path(f"memory://bucket/{name}.jsonl")))
         os.utime(copies[-1].parent, (1000 + age, 1000 + age))
     assert [copy.is_file() for copy in copies] == [False, True, True]
     restart()
     assert texts("memory://bucket/first.jsonl") == ROWS
+
+
+def copies(cache: Path) -> list[str]:
+    return sorted(file.name for file in (cache / "cache/remote").glob("*/*.jsonl"))
+
+
+def test_the_files_that_come_next_are_fetched_while_one_is_read(bucket: Any, tmp_path: Path) -> None:
+    bucket.pipe({f"/bucket/many/{number:02}.jsonl": lines(ROWS) for number in range(20)})
+    rows = read_records(Path("memory://bucket/many"), {"columns.text": "text"})
+    assert next(rows) == ("row 0",)
+    until = time.monotonic() + 60
+    while len(copies(tmp_path)) < fetching.AT_ONCE and time.monotonic() < until:
+        time.sleep(0.01)
+    rows.close()  # type: ignore[attr-defined]
+    assert copies(tmp_path) == [f"{number:02}.jsonl" for number in range(fetching.AT_ONCE)]
+    assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
+
+
+def test_more_rows_than_the_cache_has_room_for_are_dropped_when_they_are_read(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:02}.jsonl" for number in range(10)]
+    bucket.pipe({f"/bucket/many/{name}": lines([f"{name} {row}" for row in range(9)]) for name in names})
+    size = len(lines([f"{names[0]} {row}" for row in range(9)]))
+    monkeypatch.setenv(fetching.LIMIT, str(4 * size + 1))
+    assert texts(SOURCE) == ROWS
+    opened, most, seen = counted(monkeypatch), 0, []
+    for text in texts_one_by_one("memory://bucket/many"):
+        most, seen = max(most, len(copies(tmp_path))), [*seen, text]
+    assert seen == [f"{name} {row}" for name in names for row in range(9)]
+    assert (most, len(opened)) == (4, 10)
+    assert copies(tmp_path)[:2] == names[:2], "the next reader begins with these"
+    restart()
+    assert texts("memory://bucket/many") == seen
+    assert len(opened) < 20
+    rows = IndexedRows(Path("memory://bucket/many"), {"columns.text": "text"})
+    assert rows[[89, 0, 45]] == [("09.jsonl 8",), ("00.jsonl 0",), ("05.jsonl 0",)]
+
+
+def texts_one_by_one(source: str) -> Iterator[object]:
+    return (text for (text,) in read_records(Path(source), {"columns.text": "text"}))
+
+
+def test_a_digest_is_told_without_the_file_once_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, opened = source_digest(SOURCE), counted(monkeypatch)
+    for copy in (tmp_path / "cache/remote").glob("*/*"):
+        copy.unlink()
+    restart()
+    assert source_digest(SOURCE) == digest
+    assert opened == []
+    assert texts(SOURCE) == ROWS
+    assert len(opened) == 1
 
 
 @pytest.mark.parametrize(
@@ -213,7 +265,7 @@ def test_copies_that_were_read_longest_ago_make_room(
     ],
 )
 def test_a_cache_that_is_too_small_is_one_line(limit: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(remote.LIMIT, limit)
+    monkeypatch.setenv(fetching.LIMIT, limit)
     with pytest.raises(DataError) as error:
         texts(SOURCE)
     assert str(error.value) == line

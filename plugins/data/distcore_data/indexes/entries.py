@@ -14,6 +14,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.cache import cache_root
+from distcore_data.fetching import is_copy
 from distcore_data.formats.opening import unreadable
 from distcore_data.indexes.scans import scanned
 
@@ -98,6 +99,8 @@ def _entry(file: Path) -> Path:
 
 
 def _state(file: Path) -> list[int]:
-    """Return what changes with a file: nobody can set the time of its last change back."""
+    """Return what changes with a file: nobody can set its last time back. The name of a copy says the version."""
+    if is_copy(file):
+        return [FORMAT, 0, 0, 0, 0]
     stat = file.stat()
     return [FORMAT, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]

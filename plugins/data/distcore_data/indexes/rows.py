@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
+from distcore_data.fetching import present
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, read_rows
 from distcore_data.formats.columns import Columns, Record
@@ -29,7 +30,7 @@ class IndexedRows:
         """Open the index, and make what is missing. ``columns`` as for ``read_records``. Raises DataError."""
         check_source(source)
         self._source, self._columns, self._parts = source, columns, source_parts(source)
-        files = [part for part in self._parts if part.is_file()]
+        files = [part for part in self._parts if not part.is_dir()]
         known = dict(zip(files, index_files(files)[0], strict=True))
         self._places = [known[part].places if part in known else _of_folder(part) for part in self._parts]
         counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
@@ -47,7 +48,8 @@ class IndexedRows:
         wanted = np.unique(numbers)
         owners = np.searchsorted(self._ends, wanted, "right") - 1
         read: dict[int, Record] = {}
-        for owner in np.unique(owners).tolist():
+        needed = np.unique(owners).tolist()
+        for owner, _ in zip(needed, present([self._parts[owner] for owner in needed]), strict=True):
             inside = wanted[owners == owner]
             read |= zip(inside.tolist(), self._read(owner, inside - self._ends[owner]), strict=True)
         return [read[number] for number in numbers.tolist()]

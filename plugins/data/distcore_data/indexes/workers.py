@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from subprocess import PIPE, Popen
 
+from distcore_data.fetching import present
 from distcore_data.indexes.entries import FileIndex, file_index, known_index
 
 LEAST = 2**26
@@ -24,16 +25,23 @@ LEAST = 2**26
 
 def index_files(files: Sequence[Path]) -> tuple[list[FileIndex], int]:
     """Return the index of each file, and how many were made now. Raises DataError."""
-    missing = [file for file in files if file.is_file() and known_index(file) is None]
-    workers = min(len(missing), len(os.sched_getaffinity(0)))
-    if workers > 1 and sum(file.stat().st_size for file in missing) >= LEAST:
-        queue = SimpleQueue[Path]()
-        for file in missing:
-            queue.put(file)
-        with ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(_serve, queue) for _ in range(workers)]:
-                done.result()
-    return [file_index(file) for file in files], len(missing)
+    known = {file: known_index(file) for file in files}
+    missing = [file for file in files if known[file] is None]
+    _in_processes([file for file in missing if file.is_file()])
+    made = {file: file_index(file) for file in present(missing)}
+    return [known[file] or made[file] for file in files], len(missing)
+
+
+def _in_processes(files: Sequence[Path]) -> None:
+    workers = min(len(files), len(os.sched_getaffinity(0)))
+    if workers < 2 or sum(file.stat().st_size for file in files) < LEAST:
+        return
+    queue = SimpleQueue[Path]()
+    for file in files:
+        queue.put(file)
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(_serve, queue) for _ in range(workers)]:
+            done.result()
 
 
 def _serve(queue: SimpleQueue[Path]) -> None:

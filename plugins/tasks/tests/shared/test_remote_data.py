@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ import pytest
 from distcore import RunConfig, launch, train
 from distcore.cli.main import main
 from distcore.errors import CheckpointError
-from distcore_data import remote
+from distcore_data import cache_root, remote
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -33,7 +34,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(file.parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        remote.fetched.cache_clear()
+        remote.copies_of.cache_clear()
         yield f"http://127.0.0.1:{server.server_port}/rows.jsonl", file
         server.shutdown()
 
@@ -63,13 +64,22 @@ def test_ranks_train_on_a_remote_file_as_one_process_on_a_local_one(served: tupl
     assert url in (tmp_path / "remote" / "config.yaml").read_text()
 
 
+def test_a_resume_goes_on_without_fetching_rows_again(served: tuple[str, Path], tmp_path: Path) -> None:
+    url, _ = served
+    train(config(tmp_path, "run", url, max_steps=2))
+    shutil.rmtree(cache_root() / "remote")
+    remote.copies_of.cache_clear()
+    train(config(tmp_path, "run", url, resume="auto", resume_changed=["total_steps"]))
+    assert not list((cache_root() / "remote").glob("*/*"))
+
+
 def test_a_changed_remote_file_is_refused_on_resume(served: tuple[str, Path], tmp_path: Path) -> None:
     url, file = served
     train(config(tmp_path, "run", url, max_steps=2))
     going_on = config(tmp_path, "run", url, resume="auto", resume_changed=["total_steps"])
     file.write_text(file.read_text().replace("after 7", "after 9"))  # of the same size
     os.utime(file, (1_000_000_000, 1_000_000_000))
-    remote.fetched.cache_clear()
+    remote.copies_of.cache_clear()
     with pytest.raises(CheckpointError, match="it was saved with other training data; resume with the same"):
         train(going_on)
 

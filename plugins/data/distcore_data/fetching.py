@@ -1,0 +1,205 @@
+"""Copies of remote files in the cache, of which some are fetched ahead of a reader, and dropped when it is done.
+
+A copy is a whole file. All copies together are bounded: those that were not read for the longest time make room, then
+those with which this reader is done, the last one first, because it will begin at the first one again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distcore import DataError
+from distcore_data.cache import cache_root
+
+LIMIT = "DISTCORE_REMOTE_BYTES"
+"""Environment variable with the most bytes of all copies."""
+BYTES = 100 * 2**30
+"""Its default."""
+TRIES = 4
+"""Times that a file is asked for before a run ends."""
+FIRST_WAIT = 1.0
+"""Seconds before the second time, which double each time."""
+AT_ONCE = 8
+"""Files that are fetched at a time."""
+BLOCK = 2**22
+"""Bytes that are read at a time."""
+REASON = 300
+"""Largest number of characters of an error of a file system."""
+T = TypeVar("T")
+log = logging.getLogger("distcore")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a file system."""
+
+    system: Any
+    """The file system, of fsspec."""
+    name: str
+    """The name there."""
+    url: str
+    """What the user named."""
+    size: int
+    """Bytes; 0 if the file system does not say."""
+
+
+REMOTE: dict[Path, RemoteFile] = {}
+"""What this process knows of each copy, which need not be there."""
+
+
+def is_copy(file: Path) -> bool:
+    """Return True for the name of a copy, which also names the version of its file."""
+    return file.is_relative_to(copies_folder())
+
+
+def copies_folder() -> Path:
+    """Return the folder of all copies; it need not exist."""
+    return cache_root().absolute() / "remote"
+
+
+def present(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield each file when it is there; the copies that come next are fetched meanwhile. Raises DataError, one line.
+
+    A copy is there until the next one is asked for, and longer where there is room.
+    """
+    coming, ahead = deque(files), deque[tuple[Path, Future[None]]]()
+    if not any(file in REMOTE for file in coming):
+        yield from coming
+        return
+    room, pool = _Room(coming), ThreadPoolExecutor(AT_ONCE)
+    try:
+        while coming or ahead:
+            while coming and len(ahead) < AT_ONCE and room.is_made(coming[0], alone=not ahead):
+                file = coming.popleft()
+                ahead.append((file, pool.submit(_fetch, REMOTE.get(file), file)))
+            file, fetch = ahead[0]
+            fetch.result()
+            yield file
+            ahead.popleft()
+            room.leave(file)
+    finally:  # ranks are forked: no thread may be left
+        pool.shutdown(cancel_futures=True)
+
+
+class _Room:
+    """The room that copies take, of which a reader needs those of some files, in their order."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Look at the copies that are there. Raises DataError."""
+        self._limit = _limit()
+        copies = {copy: copy.stat().st_size for copy in copies_folder().glob("*/[!.]*") if copy.is_file()}
+        mine = {file for file in files if file in REMOTE}
+        self._sizes = copies
+        self._others = sorted((copy for copy in copies if copy not in mine), key=_last_read, reverse=True)
+        self._later = deque(file for file in files if file in copies)
+        self._done, self._ahead = list[Path](), 0
+
+    def is_made(self, file: Path, alone: bool) -> bool:
+        """Remove copies until there is room for one more; ``alone``: also those that the reader needs later.
+
+        Raises DataError for a file that is larger than all room.
+        """
+        remote = REMOTE.get(file)
+        if remote is None:
+            return True
+        if remote.size > self._limit:
+            raise DataError(
+                f"data file {remote.url}: has {remote.size} bytes, and the cache {self._limit}; raise {LIMIT}"
+            )
+        if self._later and self._later[0] == file:
+            self._later.popleft()
+        if self._ahead + remote.size > self._limit // 2 and not alone:
+            return False  # the other half keeps the first ones for the next time
+        needed = self._limit - (0 if file in self._sizes else remote.size)
+        while (total := sum(self._sizes.values())) > needed and (
+            removable := self._others or self._done or (self._later if alone else deque())
+        ):
+            copy = removable.pop()
+            copy.unlink(missing_ok=True)
+            self._sizes.pop(copy, None)
+        if total <= needed or alone:
+            self._sizes[file], self._ahead = remote.size, self._ahead + remote.size
+            return True
+        return False
+
+    def leave(self, file: Path) -> None:
+        """Let a copy be removed, with which the reader is done."""
+        if file in REMOTE:
+            self._done.append(file)
+            self._ahead -= REMOTE[file].size
+
+
+def _last_read(copy: Path) -> float:
+    return copy.parent.stat().st_mtime
+
+
+def _fetch(file: RemoteFile | None, copy: Path) -> None:
+    """Copy a remote file to the cache unless it is there; a draft is renamed when it is whole."""
+    if file is None:
+        return
+    from filelock import FileLock
+
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{copy.parent}.lock"):
+            if copy.is_file():
+                os.utime(copy.parent)
+                return
+            scheme = file.url.partition("://")[0]
+            log.info("data: fetching %s", file.name if "://" in file.name else f"{scheme}://{file.name.lstrip('/')}")
+            draft = copy.with_name(f".{copy.name}")
+            try:
+                persistent(file.url, lambda: _write(file, draft))
+                draft.rename(copy)
+            finally:
+                draft.unlink(missing_ok=True)
+    except OSError as error:
+        hint = "set DISTCORE_CACHE to a folder that can be written"
+        raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from None
+
+
+def _write(file: RemoteFile, draft: Path) -> None:
+    with file.system.open(file.name, "rb") as source, draft.open("wb") as target:
+        shutil.copyfileobj(source, target, BLOCK)
+    if file.size and draft.stat().st_size != file.size:
+        raise EOFError(f"{draft.stat().st_size} of {file.size} bytes came")
+
+
+def persistent(url: str, action: Callable[[], T]) -> T:
+    """Return the result of ``action``, which is tried again where a network fails; raises DataError."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return action()
+        except FileNotFoundError:
+            raise DataError(f"data file {url}: no such file") from None
+        except PermissionError as error:
+            raise DataError(f"data file {url}: cannot be read: {shortened(error)}") from None
+        except DataError:
+            raise
+        except Exception as error:  # each file system has its own
+            if attempt == TRIES:
+                said = f"cannot be fetched, after {TRIES} attempts: {shortened(error)}"
+                raise DataError(f"data file {url}: {said}") from None
+            time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
+    raise AssertionError
+
+
+def _limit() -> int:
+    text = os.environ.get(LIMIT, str(BYTES))
+    if not text.isascii() or not text.isdigit():
+        raise DataError(f"{LIMIT}={text}: expected a number of bytes")
+    return int(text)
+
+
+def shortened(error: BaseException) -> str:
+    """Return an error of a file system in one line."""
+    return " ".join(f"{type(error).__name__} {error}".split())[:REASON].strip()
