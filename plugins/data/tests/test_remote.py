@@ -195,7 +195,7 @@ def test_copies_that_were_read_longest_ago_make_room(
 ) -> None:
     size = len(lines(ROWS))
     monkeypatch.setenv(fetching.LIMIT, str(2 * size))
-    copies = []
+    copies = list[Path]()
     for age, name in enumerate(("first", "second", "third")):
         bucket.pipe(f"/bucket/{name}.jsonl", lines(ROWS))
         copies += present(files_of(Path(f"memory://bucket/{name}.jsonl")))
@@ -229,7 +229,7 @@ def test_more_rows_than_the_cache_has_room_for_are_dropped_when_they_are_read(
     size = len(lines([f"{names[0]} {row}" for row in range(9)]))
     monkeypatch.setenv(fetching.LIMIT, str(4 * size + 1))
     assert texts(SOURCE) == ROWS
-    opened, most, seen = counted(monkeypatch), 0, []
+    opened, most, seen = counted(monkeypatch), 0, list[object]()
     for text in texts_one_by_one("memory://bucket/many"):
         most, seen = max(most, len(copies(tmp_path))), [*seen, text]
     assert seen == [f"{name} {row}" for name in names for row in range(9)]
