@@ -8,12 +8,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
+from distcore_tasks.shared.answers import ConsultOnce
 from distcore_tasks.shared.classification.predictions import METRICS
 from distcore_tasks.text_classification.options import TextOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationOptions(TextOptions):
+class DistillationOptions(ConsultOnce, TextOptions):
     """Options of distillation."""
 
     metrics: ClassVar[dict[str, Direction]] = {**METRICS, "agreement": "max"}
@@ -22,6 +23,7 @@ class DistillationOptions(TextOptions):
         "temperature": "ask",
         "label_weight": "ask",
         "hidden_weight": "ask",
+        "consult_once": "ask",
     }
 
     model: str = "bert-tiny"

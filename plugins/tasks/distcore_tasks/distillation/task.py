@@ -42,7 +42,7 @@ class Distillation(DistillationOptions, TextClassification):
         said = [*other_head(data.classes, self)]
         if teacher.from_scratch:
             said.append(f"teacher {self.teacher} has random weights: name a trained classifier with --teacher")
-        return replace(data, warnings=(*data.warnings, *said))
+        return self.with_answers(replace(data, warnings=(*data.warnings, *said)))
 
     def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:
         """Return the teacher."""
@@ -59,6 +59,8 @@ class Distillation(DistillationOptions, TextClassification):
 
     def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the teacher's logits, fp32 ``(n, classes)``, and its last hidden state of the first token if needed."""
+        if TEACHER in batch:
+            return batch
         answer = frozen["teacher"](**_inputs(batch), output_hidden_states=self.hidden_weight > 0)
         batch = batch | {TEACHER: answer.logits.float()}
         return batch | {HIDDEN: answer.hidden_states[-1][:, 0].float()} if self.hidden_weight else batch

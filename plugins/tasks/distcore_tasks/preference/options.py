@@ -10,6 +10,7 @@ from pydantic import Field
 from distcore import Direction, OnResume
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.shapes import SHAPES
+from distcore_tasks.shared.answers import ConsultOnce
 from distcore_tasks.shared.options import TaskOptions
 
 
@@ -72,13 +73,14 @@ class PairOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceOptions(PairOptions):
+class PreferenceOptions(ConsultOnce, PairOptions):
     """Options of preference tuning."""
 
     pretrained_lr: ClassVar[float] = 1e-6
     on_resume: ClassVar[dict[str, OnResume]] = PairOptions.on_resume | {
         "beta": "ask",
         "label_smoothing": "ask",
+        "consult_once": "ask",
         "reference": "free",  # its weights are compared
     }
 

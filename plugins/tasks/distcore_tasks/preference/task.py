@@ -31,6 +31,10 @@ class Preference(PreferenceOptions, PairTask):
         """True for kto, which measures the divergence of model and reference over the global batch."""
         return self.loss == "kto"
 
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenized datasets. Raises DataError, ModelError or ConfigError."""
+        return self.with_answers(super().prepare(config))
+
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language modeling head."""
         data = tokenized(data)
@@ -51,13 +55,14 @@ class Preference(PreferenceOptions, PairTask):
         return {"reference": FrozenModel(build, options.model_folder())}
 
     def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the log likelihood of each answer under the reference."""
-        return batch | {"reference": _log_likelihoods(frozen["reference"], batch)}
+        """Add the log likelihood of each row's answers under the reference, fp32 ``(n, answers)``."""
+        if "reference" in batch:
+            return batch
+        return batch | {"reference": _log_likelihoods(frozen["reference"], batch).view(-1, len(batch["rows"])).T}
 
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor], log: Callable[..., None]) -> Tensor:
         """Return the loss of each row, fp32 ``(n,)``; log how often, and by how much, the better answer is ahead."""
-        gains = _log_likelihoods(model, batch) - batch["reference"]
-        chosen, rejected = gains.chunk(2)
+        chosen, rejected = _gains(model, batch).chunk(2)
         margin = self.beta * (chosen - rejected).detach()
         log("accuracy", (margin > 0).sum(), len(margin))
         log("margin", margin.sum(), len(margin))
@@ -65,7 +70,7 @@ class Preference(PreferenceOptions, PairTask):
 
     def embed(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return log likelihood ratios of the model to its reference, for kto."""
-        chosen, rejected, mismatched = (_log_likelihoods(model, batch) - batch["reference"]).chunk(3)
+        chosen, rejected, mismatched = _gains(model, batch).chunk(3)
         return {"chosen": chosen, "rejected": rejected, "mismatched": mismatched.detach()}
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
@@ -82,7 +87,7 @@ class Preference(PreferenceOptions, PairTask):
         A reward is ``beta`` times the log likelihood ratio of the model to its reference. For kto also ``mismatched``,
         else the ``loss``.
         """
-        gains = _log_likelihoods(model, batch) - batch["reference"]
+        gains = _gains(model, batch)
         rows = len(batch["rows"])
         chosen, rejected = gains[:rows], gains[rows : 2 * rows]
         rewards = {"chosen": self.beta * chosen, "rejected": self.beta * rejected}
@@ -97,6 +102,11 @@ class Preference(PreferenceOptions, PairTask):
             losses = kto_losses(1.0, chosen, rejected, outputs["mismatched"].double().mean().clamp(min=0))
             outputs = outputs | {"loss": losses}
         return super().report(outputs, data)
+
+
+def _gains(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+    """Return the logarithm of each answer's likelihood ratio of the model to its reference, fp32 ``(sequences,)``."""
+    return _log_likelihoods(model, batch) - batch["reference"].T.flatten()
 
 
 def _log_likelihoods(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:

@@ -1,0 +1,98 @@
+"""Answers of a frozen model to the training rows, computed once before the first step and not in each epoch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore import hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from distcore import Column, Datasets, Progress, Run
+
+log = logging.getLogger("distcore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsultOnce:
+    """The option of a task whose ``consult`` adds tensors with one entry per row, unless the batch has them already."""
+
+    consult_once: bool = False
+    """Ask the frozen model about each training row once, alone, before the first step; each rank keeps all answers."""
+
+    def with_answers(self, data: Datasets) -> Datasets:
+        """Return ``data`` with training rows that keep answers, if the user asks for that."""
+        return replace(data, train=AnsweredRows(data.train)) if self.consult_once else data
+
+    @hookimpl
+    def on_run_start(self, run: Run, progress: Progress, data: Datasets) -> None:
+        """Ask about each training row, if steps are left."""
+        if isinstance(data.train, AnsweredRows) and progress.step < run.total_steps:
+            data.train.ask(run)
+
+
+class AnsweredRows:
+    """Rows whose batches have the answers of frozen models, once these are known; implements ``distcore.Dataset``."""
+
+    def __init__(self, rows: Any) -> None:
+        """``rows`` is a dataset whose batches are dicts."""
+        self.rows = rows
+        self.answers: dict[str, Tensor] = {}
+
+    @property
+    def lengths(self) -> Column:
+        """Tokens of each row."""
+        lengths: Column = self.rows.lengths
+        return lengths
+
+    @property
+    def items(self) -> Column:
+        """Weight of each row in the mean loss."""
+        items: Column = self.rows.items
+        return items
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the optional members of the rows."""
+        if name == "rows":  # not there yet, while a loader process unpickles this
+            raise AttributeError(name)
+        return getattr(self.rows, name)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``, with their answers."""
+        batch: dict[str, Tensor] = self.rows.batch(indices)
+        return batch | {name: values[indices] for name, values in self.answers.items()}
+
+    def ask(self, run: Run) -> None:
+        """Ask the frozen models about each row alone; ranks share the rows, and then exchange their answers.
+
+        An answer therefore does not depend on the number of ranks, on micro-batches, or on the step of a resume.
+        """
+        import torch
+
+        assert run.consult is not None  # the task has frozen models
+        world, group = run.world, run.world.group
+        # Without a group to exchange answers, each rank asks about all rows.
+        shard, shards = (world.shard, world.shards) if group else (0, 1)
+        numbers = np.arange(shard, shard + len(self), shards).clip(max=len(self) - 1)  # equally many on each rank
+        said: dict[str, list[Tensor]] = {"row": list(torch.from_numpy(numbers)[:, None].to(world.device))}
+        run.model.train()
+        for number in numbers:
+            row = {name: value.to(world.device) for name, value in self.rows.batch(number[None]).items()}
+            for name, answer in run.consult(row).items():
+                if name not in row:
+                    said.setdefault(name, []).append(answer)
+        known = {name: torch.cat(answers) for name, answers in said.items()}
+        known = group.gather(known) if group else known
+        first = torch.from_numpy(np.unique(known.pop("row").cpu().numpy(), return_index=True)[1])
+        self.answers = {name: values.cpu()[first] for name, values in known.items()}
+        if world.is_main:
+            size = sum(values.nbytes for values in self.answers.values()) / 2**20
+            log.info("consult_once: answers to %d rows are in the memory of each rank, %.1f MiB", len(self), size)
