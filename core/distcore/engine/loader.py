@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import UNPINNED
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
+
+BY_VALUE = 2**18
+"""Most bytes of a tensor that is faster sent by value than as shared memory (benchmarks/streams.py)."""
 
 
 class MicroBatches:
@@ -40,6 +47,7 @@ class MicroBatches:
             sampler=micros,
             batch_size=None,
             num_workers=self.workers,
+            worker_init_fn=send_by_value,
             pin_memory=self.pin,  # lets to_device copy while the device computes
         )
         return ((loaded.micro, loaded.batch) for loaded in loader)
@@ -68,6 +76,18 @@ def pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if on_cpu else tensor
 
 
+def send_by_value(_: int) -> None:
+    """Let a loader process send small tensors through its pipe."""
+    ForkingPickler.register(Tensor, _sent)
+
+
+def _sent(tensor: Tensor) -> Any:
+    with suppress(TypeError, RuntimeError):  # of types and layouts that numpy has not
+        if tensor.nbytes <= BY_VALUE:
+            return torch.from_numpy, (tensor.numpy(),)
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+
+
 def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatch, Batch]]:
     """Take the micro-batches of the next optimizer step from ``stream``."""
     taken = []
@@ -80,9 +100,7 @@ def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatc
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return a batch with its tensors on the rank's device; nothing else in the core moves data."""
-    if device.type == "cpu":
-        return batch
-    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return batch if device.type == "cpu" else each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def on_device(run: Run, batch: Batch) -> Batch:
@@ -95,9 +113,7 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """Return a nesting of mappings, lists and tuples with ``change`` applied to each tensor."""
     if isinstance(batch, Tensor):
         return change(batch)
-    if type(batch) is dict:
-        return {name: each_tensor(value, change) for name, value in batch.items()}
-    if isinstance(batch, Mapping):  # such as transformers' BatchEncoding, whose class is kept
+    if isinstance(batch, Mapping):  # the class of transformers' BatchEncoding is kept, too
         changed: Batch = copy(batch)
         changed.update((name, each_tensor(value, change)) for name, value in batch.items())
         return changed

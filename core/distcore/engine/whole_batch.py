@@ -100,5 +100,4 @@ def _gradients(
     given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     # Rows of a padding micro-batch are not there: any place serves, because their share of the loss is 0.
     at = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)
-    places = torch.split(by_row.argsort()[at], sizes)
-    return list(places), dict(zip(leaves, given, strict=True)), loss.detach()
+    return list(torch.split(by_row.argsort()[at], sizes)), dict(zip(leaves, given, strict=True)), loss.detach()

@@ -129,5 +129,4 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
         elsewhere["strategy_options"] = {}
     given = trained | elsewhere | changes
     size = load_config(None, given).micro_batch_size
-    rows = SIZELESS if size == "auto" else size
-    return load_config(None, given | {"global_batch_size": rows * nproc})
+    return load_config(None, given | {"global_batch_size": (SIZELESS if size == "auto" else size) * nproc})

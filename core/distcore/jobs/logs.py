@@ -14,8 +14,7 @@ from distcore.config import RunConfig
 def set_up_logging(config: RunConfig, rank: int) -> None:
     """Set level and format of this process's logger from the config; another call replaces both."""
     log = logging.getLogger("distcore")
-    level = config.log_level if rank == 0 else config.log_level_replica
-    log.setLevel(level.upper())
+    log.setLevel((config.log_level if rank == 0 else config.log_level_replica).upper())
     log.propagate = False
     handler = _Screen()
     handler.setFormatter(logging.Formatter(f"%(levelname).1s rank {rank}: %(message)s"))

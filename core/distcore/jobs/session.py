@@ -129,8 +129,7 @@ class Session:
         """Return the mean loss over the global batch from this rank's ``share``, as ``step.gradients`` returns it."""
         run = self._run
         mine = share.detach() if run.world.is_shard_leader else torch.zeros((), device=run.world.device)
-        total = self._hooks.reduce_loss(run, mine.double()[None]).item()
-        return total / float(run.loss_multiplier)
+        return self._hooks.reduce_loss(run, mine.double()[None]).item() / float(run.loss_multiplier)
 
     def save(self) -> None:
         """Commit a checkpoint, unless this step already has one."""

@@ -28,9 +28,7 @@ def rank_variables(spec: LaunchSpec) -> dict[str, str]:
 
 def gpus_of(host: Host | None) -> dict[str, str]:
     """Return the variable for the chosen GPUs of ``host``, in their order."""
-    if host is None or host.chosen is None:
-        return {}
-    return {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
+    return {} if host is None or host.chosen is None else {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
 
 
 def only_host(name: str, spec: LaunchSpec) -> Host | None:

@@ -157,6 +157,4 @@ def _with_bounds(match: re.Match[str]) -> str:
 def _default_text(field: dataclasses.Field[object]) -> str:
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return repr(field.default_factory())
-    return ""
+    return "" if field.default_factory is dataclasses.MISSING else repr(field.default_factory())

@@ -30,16 +30,14 @@ def length_grouping(config: RunConfig, task: Task) -> str:
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping
     slow = config.device == "cpu" and config.precision == "fp32"  # matrix products dominate
-    saves_nothing = slow and row_form.has_both(task)
-    return "batch" if saves_nothing else "window"
+    return "batch" if slow and row_form.has_both(task) else "window"
 
 
 def forward_tokens(config: RunConfig, declared: Capabilities) -> int:
     """Return the overhead of one extra forward pass, in tokens."""
     if config.loader.forward_tokens != "auto":
         return config.loader.forward_tokens
-    cost = CPU_FORWARD if config.device == "cpu" else FORWARD
-    return round(cost * declared.forward_cost)
+    return round((CPU_FORWARD if config.device == "cpu" else FORWARD) * declared.forward_cost)
 
 
 def most_micro_batches(config: RunConfig, shards: int) -> int:

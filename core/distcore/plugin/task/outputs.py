@@ -180,9 +180,7 @@ def checked_metrics(method: str, metrics: object) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     """A metric as a Python number, if it is a numpy scalar or a tensor without dimensions."""
-    if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0:
-        return value.item()
-    return value
+    return value.item() if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0 else value
 
 
 def checked_json(complaint: str, value: object) -> str:
