@@ -14,6 +14,8 @@ weights change: CPU milliseconds, and the MiB that the order keeps.
 Bounds: windows read each shard at most 1.05 times, and with 1,024 shards ``label`` is at most 1.2 times that of a full
 shuffle; the first batch at 99 % takes at most 1.2 times as long as at the start, and 1 ms for what a clock is off; an
 order keeps at most 200 MiB. Asked for other numbers, the program prints them without a verdict.
+
+Rows per second beside packages that stream shards: benchmarks/stream_peers.py.
 """
 
 from __future__ import annotations

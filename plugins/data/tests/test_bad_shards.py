@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,15 @@ def test_what_is_no_tar_file_is_said_so(tmp_path: Path) -> None:
     for content in (b"text " * 200, b"text"):
         (tmp_path / "a.tar").write_bytes(content)
         assert "a.tar, row 1: not a tar file, or damaged: " in refused(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT])
+def test_a_byte_of_a_header_that_has_changed_is_noticed(tmp_path: Path, form: int) -> None:
+    content = shards.tar(tmp_path / "a.tar", [{"txt": b"a", "cls": b"1"}] * 3, form).read_bytes()
+    for place in (0, 99, 100, 124, 134, 148, 153, 156, 257, 263, 345, 511):
+        header = 2 * 1024 + place  # of the third member
+        (tmp_path / "a.tar").write_bytes(content[:header] + bytes([content[header] ^ 1]) + content[header + 1 :])
+        assert "not a tar file, or damaged: bad checksum" in refused(tmp_path / "a.tar")
 
 
 def test_a_part_of_a_folder_of_shards_names_the_folder(tmp_path: Path) -> None:
