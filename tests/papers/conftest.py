@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from environments import environment, shell, site_packages
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,3 +23,16 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that answers with the packages of an environment of that Python which has torch alone, made once."""
+
+    @cache
+    def packages(python: str) -> Path:
+        home = environment(tmp_path_factory.mktemp("torch") / "home", python)
+        shell("pip install torch", home)
+        return site_packages(home)
+
+    return packages

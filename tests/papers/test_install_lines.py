@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
+from environments import environment, later_pythons, shell
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/quickstart.md", "core/README.md")]
@@ -45,45 +42,8 @@ def lines() -> dict[str, Path]:
 
 
 def newest() -> str | None:
-    """Newest Python that the metadata names and that starts here, on PATH or of pyenv; ``None`` if that is this one."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for minor in reversed([minor for minor in NAMED if minor > sys.version_info.minor]):
-        name = f"python3.{minor}"
-        for python in filter(None, [shutil.which(name), *map(str, sorted(pyenv.glob(f"3.{minor}*/bin/{name}")))]):
-            if (
-                subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True, check=False).returncode
-                == 0
-            ):
-                return python
-    return None
-
-
-@pytest.fixture(scope="module")
-def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that answers with the packages of an environment of that Python which has torch alone, made once."""
-
-    @cache
-    def packages(python: str) -> Path:
-        environment = tmp_path_factory.mktemp("torch")
-        subprocess.run([python, "-m", "venv", environment], check=True)
-        shell("pip install torch", environment)
-        return site_packages(environment)
-
-    return packages
-
-
-def site_packages(environment: Path) -> Path:
-    return next(environment.glob("lib/python3*/site-packages"))
-
-
-def shell(command: str, environment: Path, folder: Path = ROOT) -> str:
-    """Run the command as if the environment were active; return what it prints."""
-    # The versions that the tests ran with, among them torch for a CPU: as the pages say, it goes first.
-    variables = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
-    variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(shlex.split(command), cwd=folder, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    """Newest Python that the metadata names and that starts here; ``None`` if that is this one."""
+    return next(iter(later_pythons([minor for minor in reversed(NAMED) if minor > sys.version_info.minor])), None)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +61,10 @@ def test_an_install_line_needs_nothing_beside_it(
 ) -> None:
     if python is None:
         pytest.skip(f"of the Pythons up to {NEWEST} only {sys.version_info.major}.{sys.version_info.minor} is here")
-    environment = tmp_path / "environment"
-    subprocess.run([python, "-m", "venv", environment], check=True)
-    (site_packages(environment) / "torch.pth").write_text(f"{torch_of(python)}\n")
-    shell(line.replace("--find-links dist", f"--find-links {distributions}"), environment)
-    shell("distcore --help", environment, tmp_path)
-    strategies = shell("distcore strategies", environment, tmp_path)
+    home = environment(tmp_path / "environment", python, torch_of(python))
+    shell(line.replace("--find-links dist", f"--find-links {distributions}"), home)
+    shell("distcore --help", home, tmp_path)
+    strategies = shell("distcore strategies", home, tmp_path)
     for name in re.findall(r"plugins/(ddp|fsdp|mesh|deepspeed|accelerate)\b", line):
         assert name in strategies
 
