@@ -118,6 +118,48 @@ def deepspeed(file: Path, out: Path, stage: int, rank: int, size: int) -> list[f
     return losses
 
 
+def fully_sharded(file: Path, folder: Path, rank: int, size: int, first: int = 0) -> list[float]:
+    """Train by FSDP2 in one rank of a launch; save by torch.distributed.checkpoint, or go on from step ``first``.
+
+    What is saved lies in two folders: as scripts do it, and as Accelerate does, whose FSDP needs a GPU.
+    """
+    import torch.distributed.checkpoint as library
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo")
+    model, rows = model_and_rows(file)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size,))
+    for layer in (*model.bert.encoder.layer, model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(groups(model), lr=LR)
+    if first:
+        weights, state = get_state_dict(model, optimizer)
+        library.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = LR
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate, last_epoch=first - 1)
+    losses = []
+    for step in range(first, STEPS):
+        loss = model(**{key: value[rank::size] for key, value in rows.items()}).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        torch.distributed.all_reduce(total)
+        losses.append(float(total) / size)
+        if step + 1 == SAVED:
+            weights, state = get_state_dict(model, optimizer)
+            library.save({"app": {"model": weights, "optim": state}}, checkpoint_id=folder / "script")
+            library.save({"model": weights}, checkpoint_id=folder / "state/pytorch_model_fsdp_0")
+            library.save({"optimizer": state}, checkpoint_id=folder / "state/optimizer_0")
+    torch.distributed.destroy_process_group()
+    return losses
+
+
 def trainer(file: Path, out: Path) -> list[float]:
     """Train by the Trainer of transformers."""
     import transformers as hf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import foreign_runs as runs
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from distcore import ConfigError, launch, load_config, train
@@ -66,6 +68,62 @@ def test_a_run_of_accelerate_goes_on(
 def test_a_run_of_the_trainer_goes_on(job: Path, tmp_path: Path) -> None:
     losses = launch(runs.trainer, job, tmp_path / "hf", nproc=1)[0]
     goes_on(job, tmp_path / f"hf/checkpoint-{runs.SAVED}", losses, tmp_path / "run")
+
+
+def in_sharded_rank(job: Path, folder: Path, first: int = 0) -> list[float]:
+    """Train by FSDP as one of the launched ranks."""
+    rank = join()
+    assert rank is not None
+    return runs.fully_sharded(job, folder, rank.rank, rank.size, first)
+
+
+def test_a_sharded_run_of_fsdp_goes_on(job: Path, tmp_path: Path) -> None:
+    losses = launch(in_sharded_rank, job, tmp_path, nproc=2)[0]
+    assert len(list((tmp_path / "script").glob("*.distcp"))) == 2
+    goes_on(job, tmp_path / "script", losses, tmp_path / "run")
+    goes_on(job, tmp_path / "state", losses, tmp_path / "other")
+
+
+def test_fsdp_of_plain_pytorch_goes_on_from_an_export(job: Path, tmp_path: Path) -> None:
+    train(load_config(str(job), {"out": str(tmp_path / "run"), "save_every": runs.SAVED, "checkpoints.keep_last": 9}))
+    command = ["checkpoint", "export", str(tmp_path / "run"), "--step", str(runs.SAVED), "--format", "dcp"]
+    assert main([*command, "--to", str(tmp_path / "dcp")]) == 0
+    losses = launch(in_sharded_rank, job, tmp_path / "dcp", runs.SAVED, nproc=2)[0]
+    assert losses == pytest.approx(runs.logged(tmp_path / "run")[runs.SAVED :], abs=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("hostile", ".metadata: refused: its pickle asks for posix.mkdir, which is not of its format; nothing was"),
+        ("cut", ".metadata: damaged: "),
+        ("outside", "../__0_0.distcp is not read, only .distcp files as they are"),
+        ("lost", "__0_0.distcp: cannot be read: No such file or directory"),
+        ("weights", "holds no 'optimizer', beside which it is expected in one dictionary"),
+    ],
+)
+def test_a_hostile_or_damaged_folder_is_one_line(
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str, says: str
+) -> None:
+    folder = tmp_path / "dcp"
+    model = runs.model_and_rows(job)[0]
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
+    file = folder / ".metadata"
+    if what == "hostile":
+        file.write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
+    elif what == "cut":
+        file.write_bytes(file.read_bytes()[:200])
+    elif what == "outside":
+        index = pickle.loads(file.read_bytes())
+        for info in index.storage_data.values():
+            info.relative_path = f"../{info.relative_path}"
+        file.write_bytes(pickle.dumps(index))
+    elif what == "lost":
+        (folder / "__0_0.distcp").unlink()
+    assert main(["migrate", str(job), "--checkpoint", str(folder), "--out", str(tmp_path / "run")]) == 2
+    assert says in capfd.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

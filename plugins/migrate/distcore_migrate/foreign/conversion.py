@@ -22,7 +22,7 @@ from distcore.jobs import (
     with_absolute_paths,
     write_checkpoint,
 )
-from distcore_migrate.foreign import deepspeed_folder, trainer_folder
+from distcore_migrate.foreign import dcp_folder, deepspeed_folder, trainer_folder
 from distcore_migrate.foreign.model_names import ModelNames
 from distcore_migrate.foreign.state import ForeignState
 
@@ -82,6 +82,8 @@ def read(source: Path, names: ModelNames) -> ForeignState:
     """Return the state in a folder or file, of whichever trainer it is; raises ConfigError, one line."""
     if source.is_file():
         return trainer_folder.read_lightning(source, names)
+    if folders := dcp_folder.find(source):
+        return dcp_folder.read(folders, trainer_folder.trainer_state(source), names)
     if (inner := deepspeed_folder.find(source)) is None:
         return trainer_folder.read(source, names)
     state = deepspeed_folder.read(inner, names)

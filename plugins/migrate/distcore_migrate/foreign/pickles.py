@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ def load(file: Path) -> dict[str, Any]:
     return tree
 
 
-def load_any(file: Path) -> Any:
-    """Return the contents of a file; raises ConfigError, one line."""
+def load_any(file: Path, part: BytesIO | None = None) -> Any:
+    """Return the contents of a file, or of a ``part`` of it; raises ConfigError, one line."""
     try:
         with torch.serialization.safe_globals(STAND_INS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the protocol of a pickle that is refused below
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return torch.load(part or file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigError(f"checkpoint file {file}: cannot be read: {error.strerror or error}") from None
     except pickle.UnpicklingError as error:

@@ -26,11 +26,7 @@ def read(folder: Path, names: ModelNames) -> ForeignState:
     """Return the state in a folder of the Trainer or of Accelerate; raises ConfigError, one line."""
     file = next((folder / name for name in OPTIMIZER if (folder / name).is_file()), None)
     if file is None:
-        parts = "optimizer.pt, optimizer.bin or files of DeepSpeed"
-        if any(folder.glob("optimizer_*/.metadata")):
-            raise ConfigError(
-                f"checkpoint {folder}: a sharded one of FSDP, whose .metadata is a pickle; save a full one"
-            )
+        parts = "optimizer.pt, optimizer.bin, .metadata or files of DeepSpeed"
         raise ConfigError(f"checkpoint {folder}: has no {parts}; to begin from weights alone, give it as --model")
     optimizer, progress = load(file), trainer_state(folder)
     weights = names.weights(_weights(folder))

@@ -1,0 +1,37 @@
+"""The exporter ``dcp``: model and optimizer as ``torch.distributed.checkpoint`` loads them, on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from distcore import ConfigError, TrainedModel
+from distcore.jobs import Checkpoint, freeze, optimizer_factory
+
+
+def export(trained: TrainedModel, to: Path, merged: bool) -> None:
+    """Write ``model`` and ``optimizer``, as ``get_state_dict`` of torch names them, to the new folder ``to``.
+
+    The weights are those that were trained, not their moving average. Raises ConfigError for a run with LoRA, whose
+    checkpoint has no whole model, and OSError.
+    """
+    if trained.config.lora.rank is not None:
+        raise ConfigError("--format dcp: not of a run with --lora, which trained no whole model; leave out --format")
+    module, checkpoint = trained.module, Checkpoint(trained.checkpoint)
+    freeze(trained.config, module)
+    optimizer = optimizer_factory(trained.config)(module)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(checkpoint[f"model/{name}"])
+            prefix = f"optimizer/{name}/"
+            own = {key.removeprefix(prefix): checkpoint[key] for key in checkpoint if key.startswith(prefix)}
+            if own:
+                optimizer.state[parameter] = own
+    rates = checkpoint.job_state()["learning_rates"]
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        group["lr"] = rate
+    weights, state = get_state_dict(module, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)

@@ -1,0 +1,73 @@
+"""Sharded checkpoints of ``torch.distributed.checkpoint``: of FSDP in plain PyTorch, Accelerate and the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcore import ConfigError
+from distcore_migrate.foreign.dcp_metadata import FILE, values
+from distcore_migrate.foreign.model_names import ModelNames
+from distcore_migrate.foreign.pickles import malformed
+from distcore_migrate.foreign.state import ForeignState
+
+MODEL, OPTIMIZER = ("model",), ("optimizer", "optim")
+"""Usual names of both in what is saved."""
+
+
+def find(folder: Path) -> list[Path]:
+    """Return the folders of a checkpoint, one, or one of the model and one of the optimizer; empty if it is another."""
+    if (folder / FILE).is_file():
+        return [folder]
+    both = [*folder.glob(f"pytorch_model_fsdp_*/{FILE}"), *folder.glob(f"optimizer_*/{FILE}")]  # Accelerate's names
+    if len(both) > 2:
+        raise ConfigError(f"checkpoint {folder}: has several models ({both[1].parent.name}), and a run here has one")
+    return [file.parent for file in both]
+
+
+def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) -> ForeignState:
+    """Return the state in the folders; raises ConfigError, one line. ``progress`` is trainer_state.json, if any."""
+    weights, state, groups = dict[str, Tensor](), dict[str, dict[str, Any]](), dict[int, dict[str, Any]]()
+    for folder in folders:
+        for path, value in values(folder):
+            match _without_wrapper(path):
+                case ("model", str(name)) if isinstance(value, Tensor):
+                    weights[name] = value
+                case ("optimizer", "state", str(name), str(key)) if isinstance(value, Tensor):
+                    state.setdefault(name, {})[key] = value.float() if key == "step" else value
+                case ("optimizer", "param_groups", int(number), str(key)):
+                    groups.setdefault(number, {})[key] = value
+    if not weights or not state:
+        what = "model" if not weights else "optimizer"
+        raise ConfigError(f"checkpoint {folders[-1]}: holds no {what!r}, beside which it is expected in one dictionary")
+    optimizer = {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
+    with malformed(folders[-1]):
+        moments, group_names = names.by_name(optimizer), names.in_groups(optimizer)
+        steps = [int(own["step"]) for own in moments.values() if "step" in own]
+        step = int(progress["global_step"]) if progress else max(steps, default=0)
+        moments = {name: own | {"step": torch.tensor(float(step))} for name, own in moments.items()}
+    if not step:
+        raise ConfigError(f"checkpoint {folders[-1]}: does not say how many steps were done")
+    return ForeignState(
+        source="the Trainer of transformers, sharded" if progress else "torch.distributed.checkpoint",
+        weights=names.weights(weights),
+        moments=moments,
+        step=step,
+        groups=optimizer["param_groups"],
+        group_names=group_names,
+        total_steps=progress.get("max_steps"),
+    )
+
+
+def _without_wrapper(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a path from its part ``model`` or ``optimizer`` on; scripts like to put both under one more name."""
+    for start, part in enumerate(path[:2]):
+        if part in MODEL:
+            return ("model", ".".join(map(str, path[start + 1 :])))
+        if part in OPTIMIZER:
+            return ("optimizer", *path[start + 1 :])
+    return path
