@@ -123,7 +123,7 @@ def fully_sharded(file: Path, folder: Path, rank: int, size: int, first: int = 0
 
     What is saved lies in two folders: as scripts do it, and as Accelerate does, whose FSDP needs a GPU.
     """
-    import torch.distributed.checkpoint as library
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.fsdp import fully_shard
 
@@ -135,7 +135,7 @@ def fully_sharded(file: Path, folder: Path, rank: int, size: int, first: int = 0
     optimizer = torch.optim.AdamW(groups(model), lr=LR)
     if first:
         weights, state = get_state_dict(model, optimizer)
-        library.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        state_dict_loader.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
         for group in optimizer.param_groups:
             group["initial_lr"] = LR
@@ -153,9 +153,9 @@ def fully_sharded(file: Path, folder: Path, rank: int, size: int, first: int = 0
         losses.append(float(total) / size)
         if step + 1 == SAVED:
             weights, state = get_state_dict(model, optimizer)
-            library.save({"app": {"model": weights, "optim": state}}, checkpoint_id=folder / "script")
-            library.save({"model": weights}, checkpoint_id=folder / "state/pytorch_model_fsdp_0")
-            library.save({"optimizer": state}, checkpoint_id=folder / "state/optimizer_0")
+            state_dict_saver.save({"app": {"model": weights, "optim": state}}, checkpoint_id=folder / "script")
+            state_dict_saver.save({"model": weights}, checkpoint_id=folder / "state/pytorch_model_fsdp_0")
+            state_dict_saver.save({"optimizer": state}, checkpoint_id=folder / "state/optimizer_0")
     torch.distributed.destroy_process_group()
     return losses
 

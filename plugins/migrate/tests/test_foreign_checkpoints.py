@@ -15,8 +15,8 @@ from typing import Any
 import foreign_runs as runs
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
 
 from distcore import ConfigError, launch, load_config, train
 from distcore.cli.main import main
@@ -107,7 +107,7 @@ def test_a_hostile_or_damaged_folder_is_one_line(
 ) -> None:
     folder = tmp_path / "dcp"
     model = runs.model_and_rows(job)[0]
-    dcp.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
+    state_dict_saver.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
     file = folder / ".metadata"
     if what == "hostile":
         file.write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))

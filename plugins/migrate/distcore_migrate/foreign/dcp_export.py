@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from distcore import ConfigError, TrainedModel
@@ -34,4 +34,4 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         group["lr"] = rate
     weights, state = get_state_dict(module, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)
+    state_dict_saver.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)

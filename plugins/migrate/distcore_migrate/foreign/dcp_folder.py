@@ -44,7 +44,8 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
     if not weights or not state:
         what = "model" if not weights else "optimizer"
         raise ConfigError(f"checkpoint {folders[-1]}: holds no {what!r}, beside which it is expected in one dictionary")
-    optimizer = {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
+    in_order = [groups[number] for number in sorted(groups)]
+    optimizer: dict[str, Any] = {"state": state, "param_groups": in_order}
     with malformed(folders[-1]):
         moments, group_names = names.by_name(optimizer), names.in_groups(optimizer)
         steps = [int(own["step"]) for own in moments.values() if "step" in own]
@@ -57,7 +58,7 @@ def read(folders: list[Path], progress: Mapping[str, Any], names: ModelNames) ->
         weights=names.weights(weights),
         moments=moments,
         step=step,
-        groups=optimizer["param_groups"],
+        groups=in_order,
         group_names=group_names,
         total_steps=progress.get("max_steps"),
     )
