@@ -44,7 +44,7 @@ def seconds_of(way: str, model: Any, tokens: torch.Tensor, mask: torch.Tensor, s
     with use_row_masks(run) as masks:
         if masks:
             masks.key = step
-            masks.begin_rows(np.arange(len(tokens)))
+            masks.begin_rows(np.arange(len(tokens)), tokens.device)
         begun = time.process_time()
         model(input_ids=tokens, attention_mask=mask).logits.square().sum().backward()
     return time.process_time() - begun

@@ -154,6 +154,13 @@ def test_tied_weights_stay_tied_where_a_move_makes_new_parameters(results: dict[
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_dropout_by_row_has_the_masks_of_the_cpu(results: dict[str, Any]) -> None:
+    on_device, on_cpu = results["dropout by row"]
+    assert on_device == pytest.approx(on_cpu, rel=1e-5)
+    by_rank, _ = results["dropout by rank"]
+    assert by_rank != pytest.approx(on_cpu, rel=1e-5)
+
+
 def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
     assert program(folder, str(JOBS), "hang").returncode == 7
 

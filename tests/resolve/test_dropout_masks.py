@@ -23,6 +23,8 @@ def masks(compile_mode: str = "off", ranks_per_shard: int = 1, **settings: Any) 
 def test_masks_follow_from_the_row_on_a_cpu() -> None:
     assert masks() == "row"
     assert masks(dropout_masks="rank") == "rank"
+    assert masks(device="cuda") == "rank"
+    assert masks(device="cuda", dropout_masks="row") == "row"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,6 @@ def test_masks_follow_from_the_row_on_a_cpu() -> None:
     [
         ({"compile_mode": "regions"}, "compiled code draws its own"),
         ({"ranks_per_shard": 2}, "strategy 'single' splits rows or layers over ranks"),
-        ({"device": "cuda"}, "device 'cuda' has no such masks yet"),
     ],
 )
 def test_elsewhere_they_follow_from_the_rank_and_the_wish_is_refused(settings: dict[str, Any], why: str) -> None:
@@ -44,6 +45,7 @@ def test_elsewhere_they_follow_from_the_rank_and_the_wish_is_refused(settings: d
     [
         ({}, {}, "rank", ""),  # a checkpoint of before has masks by rank
         ({"dropout_masks": "row"}, {}, "row", ""),
+        ({"dropout_masks": "row"}, {"device": "cuda"}, "row", ""),
         ({"dropout_masks": "row"}, {"ranks_per_shard": 2}, "rank", "rank, and row in the resumed checkpoint"),
         ({}, {"dropout_masks": "row"}, "row", "row, and rank in the resumed checkpoint"),
     ],

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from distcore import current_masks
 
@@ -20,7 +21,7 @@ def forward_of(rows: np.ndarray) -> Iterator[None]:
     """Compute rows, as the loop does."""
     masks = current_masks()
     assert masks is not None
-    masks.begin_rows(rows)
+    masks.begin_rows(rows, torch.device("cpu"))
     yield
     if masks.is_new:
         masks.end_rows()

@@ -20,15 +20,11 @@ class DrawnDropout(nn.Dropout):
         dropped = round(self.p * 2**BITS)
         if not (self.training and is_plain and input.numel() and 0 < dropped < 2**BITS) or self.inplace:
             return super().forward(input)
-        return input * _draw_mask(input, dropped).mul_(2**BITS / (2**BITS - dropped))
-
-
-def _draw_mask(like: Tensor, dropped: int) -> Tensor:
-    """Draw a mask of shape and dtype of ``like``: each value is 0 with probability ``dropped`` / 2**16, else 1."""
-    count = like.numel()
-    drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits: four values of 16
-    values = drawn.view(torch.int16)[:count].view(like.shape)
-    return torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(like.shape, dtype=like.dtype))
+        count = input.numel()
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits: four values of 16
+        values = drawn.view(torch.int16)[:count].view(input.shape)
+        kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(input.shape, dtype=input.dtype))
+        return input * kept.mul_(2**BITS / (2**BITS - dropped))
 
 
 def draw_cheaply(config: RunConfig, module: nn.Module) -> None:

@@ -1,8 +1,8 @@
-"""Dropout by row, on a CPU: a mask is a function of seed, step, row, place in the row and call of the forward pass.
+"""Dropout by row: a mask is a function of seed, step, row, place in the row and call of the forward pass.
 
 Masks are therefore the same for any number of ranks, any micro-batches, with and without padding, and in recomputation.
-Every rank draws the same pool of kept and dropped values once per step. A hash of row, place and call selects where in
-the pool the mask of a token begins.
+Every rank makes the same pool of kept and dropped values once per step. A hash of row, place and call selects where in
+the pool the mask of a token begins. Both follow from integer operations, so that masks are the same on any device.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class RowMasks:
         """Begin without rows."""
         self.key = 0
         """Follows from seed and step; set at the beginning of each step."""
-        self._pools: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._pools: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._pools_key = 0
-        self._rows: Tensor | np.ndarray | None = None
+        self._rows: Tensor | None = None
         self._places: Places = {}
         self._calls: dict[int, tuple[int, Places]] = {}
         self._shared: tuple[int, Places] | None = None
@@ -54,9 +54,9 @@ class RowMasks:
         self.outside: str | None = None
         """Description of the model's random numbers that depend on ranks and micro-batches, if any."""
 
-    def begin_rows(self, rows: np.ndarray) -> None:
-        """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``."""
-        self._rows, self._places, self._calls = rows, {}, {}
+    def begin_rows(self, rows: np.ndarray, device: torch.device) -> None:
+        """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``, on ``device``."""
+        self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
         if self.is_new:
             self._before = torch.get_rng_state()
 
@@ -89,7 +89,7 @@ class RowMasks:
     def some_rows(self, rows: Tensor) -> Iterator[None]:
         """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``."""
         every = self._rows
-        self._rows = None if every is None else torch.as_tensor(every)[rows]
+        self._rows = None if every is None else every[rows]
         try:
             yield
         finally:
@@ -101,18 +101,17 @@ class RowMasks:
         ``None`` if the rows of ``shape`` are not known.
         """
         *leading, width = shape
-        is_plain = type(like) is Tensor and like.device.type == "cpu" and like.is_floating_point()
+        is_plain = type(like) is Tensor and like.is_floating_point()
         if self._rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS or width > WIDEST:
             return None
         number, places = self._shared or self._next_call()
-        hashed = self._hashes(leading, number, places)
+        hashed = self._hashes(self._rows, leading, number, places)
         if hashed is None:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
-        windows = self._pool(p, like.dtype).as_strided((POOL, width), (1, 1))
-        return windows.index_select(0, (hashed & (POOL - 1)).flatten()).view(
-            *shape
-        )  # the hash leaves out the width, which padding changes
+        windows = self._pool(p, like).as_strided((POOL, width), (1, 1))
+        begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes
+        return windows.index_select(0, begins).view(*shape)
 
     def _next_call(self) -> tuple[int, Places]:
         """Return the number of a call in the forward pass, and the places of its tokens.
@@ -129,9 +128,8 @@ class RowMasks:
             self._calls[drawn] = (len(self._calls), self._places)
         return self._calls[drawn]
 
-    def _hashes(self, leading: list[int], number: int, places: Places) -> Tensor | None:
+    def _hashes(self, row_numbers: Tensor, leading: list[int], number: int, places: Places) -> Tensor | None:
         """Return a hash for each index of the leading dimensions, int64 of that shape."""
-        row_numbers = torch.as_tensor(self._rows)
         salt = (self.key ^ (number * 0x2545F491)) & LOW
         if leading and leading[0] == len(row_numbers):
             hashed, others = _mix((row_numbers & LOW) ^ salt), leading[1:]
@@ -141,24 +139,33 @@ class RowMasks:
         else:
             return None
         for size in others:
-            hashed = _mix(hashed[..., None] ^ _salts(torch.arange(size)))
+            hashed = _mix(hashed[..., None] ^ _salts(torch.arange(size, device=row_numbers.device)))
         return hashed
 
-    def _pool(self, p: float, dtype: torch.dtype) -> Tensor:
+    def _pool(self, p: float, like: Tensor) -> Tensor:
         if self._pools_key != self.key:
             self._pools_key, self._pools = self.key, {}
-        if (p, dtype) not in self._pools:
-            generator = torch.Generator().manual_seed(self.key)
+        chosen = (p, like.dtype, like.device)
+        if chosen not in self._pools:
             dropped = round(p * 2**BITS)
-            drawn = torch.empty(POOL_VALUES // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-            values = drawn.view(torch.int16)
-            kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(values.shape, dtype=dtype))
-            self._pools[p, dtype] = kept.mul_(2**BITS / (2**BITS - dropped))
-        return self._pools[p, dtype]
+            values = _random_values(self.key, like.device)
+            kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=like.new_empty(POOL_VALUES))
+            self._pools[chosen] = kept.mul_(2**BITS / (2**BITS - dropped))
+        return self._pools[chosen]
 
 
 def _draw(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator))
+
+
+def _random_values(key: int, device: torch.device) -> Tensor:
+    """Return 16 random bits for each value of the pool, int16: a hash of its number, by MurmurHash3's finalizer."""
+    stride, start = (part % 2**32 - 2**31 for part in (key | 1, key >> 31))
+    values = torch.arange(POOL_VALUES // 2, dtype=torch.int32, device=device).mul_(stride | 1).add_(start)
+    for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
+        values ^= (values >> shift) & (2 ** (32 - shift) - 1)  # the shift repeats the sign
+        values *= factor
+    return values.view(torch.int16)
 
 
 def _mix(values: Tensor) -> Tensor:
@@ -228,7 +235,7 @@ def _attention(
         key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
     weights = torch.matmul(query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1))
     if is_causal:
-        attn_mask = torch.ones(shape[-2:], dtype=torch.bool).tril()
+        attn_mask = query.new_ones(shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         low = torch.finfo(weights.dtype).min  # -inf would give NaN for a token without a key
         weights = weights.masked_fill(~attn_mask, low)

@@ -143,7 +143,7 @@ def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) 
     why_not = _why_not_by_row(config, declared, compile_mode)
     if config.dropout_masks == "row" and why_not:
         raise ConfigError(f"dropout_masks = 'row': {why_not}; leave it out")
-    usual = "rank" if why_not else "row"
+    usual = "rank" if why_not or config.device != "cpu" else "row"  # no accelerator was measured
     before = _masks_before(config)
     chosen = config.dropout_masks if config.dropout_masks != "auto" else before if not why_not and before else usual
     if before and before != chosen:
@@ -153,8 +153,6 @@ def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) 
 
 def _why_not_by_row(config: RunConfig, declared: Capabilities, compile_mode: str) -> str:
     """Return why masks cannot follow from the row; empty if they can."""
-    if config.device != "cpu":
-        return f"device {config.device!r} has no such masks yet"
     if compile_mode != "off":
         return "compiled code draws its own"
     if declared.ranks_per_shard > 1:

@@ -199,6 +199,10 @@ def everything() -> dict[str, Any]:
     cases = [("fp32", 0), ("fp32", 2), ("bf16", 0), ("bf16", 2), ("fp16", 0)]
     results["counts"] = {f"{precision}-{count}": count_device_calls(precision, count) for precision, count in cases}
     results["scale"] = scaled()
+    dropped = Problem(dropout=0.2)
+    for masks in ("row", "rank"):
+        runs = [run(f"{masks}-{kind}", dropped, device=kind, dropout_masks=masks) for kind in ("sim", "cpu")]
+        results[f"dropout by {masks}"] = [one["loss"] for one in runs]
     results["tied"] = [run(f"tied-{device}", Problem(tied=True), device=device)["loss"] for device in ("sim", "cpu")]
     results["tied_parameters"] = [count_parameters(device) for device in ("sim", "cpu")]
     results["rows"] = {device: order(device) for device in ("sim", "cpu")}
