@@ -173,7 +173,11 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | No
         result = action() if action else None
     except (OSError, CheckpointError, TaskError) as error:
         failure = error
-    words = _describe(what, failure).encode()
+    text = str(failure or "")
+    if isinstance(failure, OSError):
+        where = f"{failure.filename}: " if failure.filename else ""
+        text = f"{what}: {where}{failure.strerror or failure}"
+    words = text.encode()
     kind = next((number for number, kind in enumerate(_KINDS) if isinstance(failure, kind)), -1)
     mine = {"size": [len(words)], "kind": [kind], "words": list(words)}
     tensors = {name: torch.tensor(part, dtype=torch.long, device=run.world.device) for name, part in mine.items()}
@@ -193,10 +197,3 @@ def _digest(fact: object) -> int:
 
 _KINDS: tuple[type[DistcoreError], ...] = (DamagedError, TaskError, CheckpointError)
 """Exceptions of ``on_all_ranks``; ranks send each other the index in this tuple, the last one's for all others."""
-
-
-def _describe(what: str, failure: Exception | None) -> str:
-    if isinstance(failure, OSError):
-        where = f"{failure.filename}: " if failure.filename else ""
-        return f"{what}: {where}{failure.strerror or failure}"
-    return str(failure or "")
