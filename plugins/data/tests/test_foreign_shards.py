@@ -11,7 +11,7 @@ import pytest
 import shard_cases as shards
 
 from distcore import DataError
-from distcore_data import check_source, data_format, read_records
+from distcore_data import IndexedRows, check_source, data_format, read_records
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
 ROWS = shards.texts(8)
@@ -35,6 +35,7 @@ def test_what_another_package_wrote_is_read(shards_of_others: Path, tmp_path: Pa
     check_source(source)
     assert data_format(source) == FORMATS[form.partition(" ")[0]]
     assert list(read_records(source, COLUMNS)) == RECORDS
+    assert IndexedRows(source, COLUMNS)[[6, 0, 3]] == [RECORDS[6], RECORDS[0], RECORDS[3]]
     cut = shutil.copytree(source, tmp_path / "cut")
     files = sorted(file for file in cut.iterdir() if file.name != "index.json")
     assert len(files) > 1
