@@ -56,11 +56,17 @@ def test_another_value_is_refused_by_name(key: str) -> None:
     reason = "the resumed run would differ from an uninterrupted one"
     differs = f"{re.escape(key)} was .+ and is .+"
     if key == "total_steps":  # users set epochs or steps
-        differs = r"the run was --epochs 1 and is --epochs 1 \(15 and 16 steps\)"
+        differs = r"the run was --epochs 1 and is --epochs 2 \(15 and 16 steps\)"
         then = "resume with --epochs 1, or accept that with --resume-changed epochs"
     line = rf"^resume = '{PATH}': {differs}: {reason}; {then}$"
+    changes = {key: OTHERS[key]} | ({"epochs": 2} if key == "total_steps" else {})
     with pytest.raises(CheckpointError, match=line):
-        check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows", {})
+        check_job(run(**changes), SAVED, PATH, "rows", {})
+
+
+def test_as_many_epochs_of_other_steps_are_of_other_rows() -> None:
+    with pytest.raises(CheckpointError, match="it was saved with other training data; resume with the same"):
+        check_job(run(total_steps=OTHERS["total_steps"]), SAVED, PATH, "other rows", {})
 
 
 @pytest.mark.parametrize("key", [*CHANGEABLE, "total_steps"])

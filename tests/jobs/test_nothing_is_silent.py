@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from user_file import task_file
 
+from distcore import RunConfig, dump_config
 from distcore.cli.main import main
 from distcore.files import hold
 
@@ -86,7 +87,8 @@ def test_a_folder_of_a_run_that_saved_nothing_is_set_aside_once_that_has_ended(
     work_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (work_folder / "run").mkdir()
-    (work_folder / "run/config.yaml").write_text("data: rows.json\n")
+    written = dump_config(RunConfig(out="run"))
+    (work_folder / "run/config.yaml").write_text(written)
     held = hold(work_folder / "run/config.yaml")
     assert held
     code, _, err = call(f"{JOB} --max-steps 2 --out run", capfd)
@@ -99,8 +101,21 @@ def test_a_folder_of_a_run_that_saved_nothing_is_set_aside_once_that_has_ended(
     code, _, err = call(f"{JOB} --max-steps 2 --out run", capfd)
     assert code == 0
     assert "out = 'run': a run that ended without a checkpoint is now run.old-1\n" in err
-    assert (work_folder / "run.old-1/config.yaml").read_text() == "data: rows.json\n"
+    assert (work_folder / "run.old-1/config.yaml").read_text() == written
     assert (work_folder / "run/checkpoints").exists()
+
+
+@pytest.mark.parametrize("more", ["", " --resume auto"])
+@pytest.mark.parametrize("out", ["mine", "."])
+def test_a_folder_with_a_config_of_the_user_s_own_is_not_taken(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], out: str, more: str
+) -> None:
+    (work_folder / "mine").mkdir()
+    (work_folder / "mine/config.yaml").write_text("lr: 0.1\n")
+    monkeypatch.chdir(work_folder / "mine" if out == "." else work_folder)
+    code, _, err = call(f"train {TINY} --data {work_folder}/rows.json --max-steps 2 --out {out}{more}", capfd)
+    assert (code, err) == (2, f"error: out = '{out}': holds a config.yaml that no run wrote; choose another folder\n")
+    assert os.listdir(work_folder / "mine") == ["config.yaml"]
 
 
 @pytest.mark.needs("distcore-ddp")

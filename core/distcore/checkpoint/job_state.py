@@ -154,6 +154,8 @@ def check_job(
             what = f"{name} was {saved[key]!r} and is {value!r}"
             if key == "total_steps":
                 before, now = _steps_flag(saved_config(job_state, path)), _steps_flag(run.config)
+                if before == now:  # of as many epochs the steps differ by the rows
+                    raise other_data(path)
                 then = f"resume with {before}, or {then}"
                 what = f"the run was {before} and is {now} ({saved[key]} and {value} steps)"
             raise CheckpointError(

@@ -30,17 +30,17 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (given.to is not None):
         raise ConfigError(f"checkpoint {action}: {'needs' if action == 'export' else 'takes no'} --to DIR")
-    for flag in ("task", "step", "best", "merged", "format", "dtype", "every"):
-        belongs = "diff" if flag == "every" else "export"
+    for flag in ("task", "step", "best", "merged", "format", "dtype", "all"):
+        belongs = "diff" if flag == "all" else "export"
         if getattr(given, flag) not in (None, False) and action != belongs:
-            raise ConfigError(f"checkpoint {action}: --{flag.replace('every', 'all')} belongs to {belongs}")
+            raise ConfigError(f"checkpoint {action}: --{flag} belongs to {belongs}")
     if action == "export":
         path, chosen = choose(paths[0], given.step, given.best)
         print(f"exporting {chosen}", file=sys.stderr)
         export(path, given.to, given.task, given.merged, given.format or "huggingface", given.dtype or "fp32")
         print(f"exported to {given.to}")
         return 0
-    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=given.every)}
+    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=given.all)}
     return actions[action](*paths)
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from distcore import checkpoint
 from distcore.config import GIVEN, RunConfig, with_changes
+from distcore.config.loading import NOT_THE_JOB
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import ConfigError
 from distcore.files import hold, is_held
@@ -28,11 +29,8 @@ def new_run_folder(config: RunConfig) -> str:
     """Return a new folder name: the time, and a number if another run started in the same second."""
     task = re.sub(r"[^\w-]+", "-", Path(config.task).name.removeprefix(GIVEN).replace(".py:", "-"))
     base = Path("runs") / f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return str(folder)
+    names = (base.with_name(f"{base.name}-{number}") if number > 1 else base for number in count(1))
+    return str(next(folder for folder in names if not folder.exists()))
 
 
 def check_out(config: RunConfig) -> None:
@@ -44,6 +42,8 @@ def check_out(config: RunConfig) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
     resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
+    if (folder / "config.yaml").exists() and not _is_of_a_run(folder):
+        raise ConfigError(f"out = {str(folder)!r}: holds a config.yaml that no run wrote; choose another folder")
     if (folder / "config.yaml").exists() and not resumed and not _is_left_over(folder):
         run, verb = ("another run", "go on") if has_checkpoint(folder) else UNKNOWN
         raise ConfigError(f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto")
@@ -69,10 +69,16 @@ def set_aside(config: RunConfig) -> None:
     log.info("out = %r: a run that ended without a checkpoint is now %s", str(out), aside)
 
 
+def _is_of_a_run(out: Path) -> bool:
+    """Return True if a run wrote the config.yaml of a folder: it has every key then, a user's rarely does."""
+    text = "\n" + (out / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    return has_checkpoint(out) or all(f"\n{key}:" in text for key in RunConfig.model_fields.keys() - NOT_THE_JOB)
+
+
 def _is_left_over(out: Path) -> bool:
     """Return True if a run began in the folder, saved nothing, and has ended; False where nobody can tell."""
     file = out / "config.yaml"
-    if not file.exists() or has_checkpoint(out) or is_held(file):
+    if not (out.name and file.exists() and _is_of_a_run(out)) or has_checkpoint(out) or is_held(file):
         return False
     with hold(file) or nullcontext() as held:  # None on a file system without locks
         return held is not None
@@ -85,9 +91,6 @@ def after_failure(config: RunConfig) -> RunConfig:
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
-    """Write to the run folder on the main rank; raise on every rank if that fails.
-
-    Raises CheckpointError if a file cannot be written, and passes the task's TaskError on.
-    """
+    """Write to the run folder on the main rank; if that fails, every rank raises CheckpointError or a TaskError."""
     out = Path(str(run.config.out))
     on_all_ranks(run, hooks, f"run folder {out} cannot be written", partial(write, out) if run.world.is_main else None)

@@ -39,6 +39,14 @@ def test_json_takes_objects_and_jsonl_takes_arrays(tmp_path):
     assert list(read_records(tmp_path / "a.jsonl", COLUMNS)) == [("x", 0), ("y", 1)]
 
 
+def test_two_columns_of_one_name_are_refused_where_it_is_asked_for(tmp_path):
+    (tmp_path / "a.csv").write_text("text,text,label\nx,y,a\n")
+    with pytest.raises(DataError, match="two columns are named 'text'; rename one of them"):
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+    (tmp_path / "a.csv").write_text("text,other,other,label\nx,y,z,a\n")
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("x", "a")]
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, suffix):
     path = write(tmp_path / f"data{suffix}", text=["x", "y"], label=["a", "b"])

@@ -24,7 +24,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import deepspeed
+try:
+    import deepspeed
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error}; install it with: pip install --no-build-isolation deepspeed") from error
 from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.ops import op_builder as op_builder

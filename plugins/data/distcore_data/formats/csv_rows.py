@@ -26,6 +26,8 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     if header is None or isinstance(header, RowError):
         raise header or DataError(f"data file {path}: holds no rows")
     positions = [position(f"data file {path}", header, setting, columns) for setting in columns]
+    if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
+        raise DataError(f"data file {path}: two columns are named {twice[0]!r}; rename one of them")
     if place.part:
         lines = _csv_lines(path, delimiter, place)
     for number, line in enumerate(lines, place.row + 1):

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan and return 0, or 1 if nothing of it is known; raises DistcoreError."""
+    from distcore_workbench.pages.file_name import check_page
     from distcore_workbench.planning import plan_table
     from distcore_workbench.planning.byte_sizes import parse_size
     from distcore_workbench.planning.plan import make_plan
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         nodes=_numbers("--nodes", "machines", arguments.nodes),
         elsewhere=bool(devices),
     )
+    if arguments.html is not None:
+        check_page(Path(arguments.html))
     plan = make_plan(request)
     if arguments.html is not None:
         from distcore_workbench.pages.document import command_line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median, median_low
 
 WINDOW = 30
@@ -49,7 +49,14 @@ class Stragglers:
         whole = median_low(sum(parts.values()) for parts in own.values())
         for rank, parts in own.items():
             mine = sum(parts.values())
-            if mine > whole + max(ABOVE * whole, LEAST):
+            if mine > whole + max(ABOVE * whole, LEAST) and _least_third(full[rank]) > (1 + ABOVE / 2) * whole:
                 part = max(PARTS, key={part: parts[part] - usual[part] for part in PARTS}.__getitem__)
                 says = f"its own part of a step takes {mine * 1e3:.1f} ms, {mine / whole - 1:.0%} above the median"
                 yield rank, f"rank {rank} is slow: {says} of {len(own)} ranks over {WINDOW} steps, most of it in {part}"
+
+
+def _least_third(window: Collection[tuple[int, Mapping[str, float]]]) -> float:
+    """Return the median of the fastest third of a window: what else a machine does slows a rank down for a while."""
+    sums = [sum(sent[part] for part in PARTS) for _, sent in window]
+    size = -(-len(sums) // 3)
+    return min(median(sums[start : start + size]) for start in range(0, len(sums), size))

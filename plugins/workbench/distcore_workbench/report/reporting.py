@@ -7,6 +7,7 @@ from pathlib import Path
 
 from distcore import ConfigError
 from distcore.tables import stdout_console
+from distcore_workbench.pages.file_name import check_page
 from distcore_workbench.report.folders import folders_of
 from distcore_workbench.report.live import follow
 from distcore_workbench.report.report_content import content_of
@@ -20,8 +21,7 @@ def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
     ``following``: show their curves while they train, and the report when the last one has ended.
     """
     folders, console = folders_of(paths, "report"), stdout_console()
-    if html is not None and html.is_dir():
-        raise ConfigError(f"--html {html}: is a folder, expected a file to write, such as {html}/report.html")
+    check_page(html)
     if following:
         follow(folders, console)
     content = content_of(folders)

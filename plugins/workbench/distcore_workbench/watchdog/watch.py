@@ -35,7 +35,9 @@ FIRST, FLOOR, FACTOR, FEW = 120.0, 60.0, 10, 3
 """The limit ``auto``: in the first steps, at least, as a multiple of the longest stay, and how many the first are."""
 ROWS_SHOWN = 8
 """Row numbers in a message."""
-_LIKELY = "; likely another rank, its machine or the link to it does not answer: the run ends after config key timeout"
+_LIKELY = (
+    "; likely another rank, its machine or the link to it does not answer: the run ends after --set timeout=SECONDS"
+)
 
 
 @dataclass

@@ -46,6 +46,14 @@ def test_a_thousand_steps_of_jitter_name_nobody(ranks: int, every: int) -> None:
     assert not lines_of(ranks, 1000, every, {})
 
 
+def test_ranks_that_are_slow_in_turns_on_a_busy_machine_are_not_named() -> None:
+    stragglers = Stragglers()
+    for line in range(200):  # of ten steps each: now this rank is held up for two lines, now that one
+        slow = {"data": 0.0, "compute": 1.4}
+        turns = {rank: slow if line // 2 % 3 == rank else {"data": 0.0, "compute": 1.0} for rank in range(2)}
+        assert not stragglers.add(turns, 10)
+
+
 def test_the_part_is_that_with_the_excess() -> None:
     ((_, line),) = lines_of(4, 700, 10, {"data": 2.0})
     assert line.endswith("most of it in data")

@@ -276,8 +276,12 @@ def test_a_last_line_that_is_being_written_is_left_out(runs: Path, capsys: pytes
         ("runs/damaged", r"runs/damaged/metrics.jsonl, line 3: damaged, expected a JSON object with a step: 'what\?'"),
         ("runs/answers", "runs/answers/predictions.jsonl, line 2: damaged, expected a JSON object: '3'"),
         ("runs/listed", "runs/listed/report.json: cannot be read: expected a JSON object"),
+        ("runs/first --html rows.csv", "--html rows.csv: expected the name of a page to write, such as rows.html"),
         ("runs/first --html empty", "--html empty: is a folder, expected a file to write, such as empty/report.html"),
-        ("runs/first --html runs/first/config.yaml/x", "--html runs/first/config.yaml/x: cannot be written: .+"),
+        (
+            "runs/first --html runs/first/config.yaml/x.html",
+            "--html runs/first/config.yaml/x.html: cannot be written: .+",
+        ),
         ("runs/first --htlm x", r"unknown flag '--htlm' \(did you mean '--html'\?\); .*"),
     ],
 )
