@@ -136,7 +136,7 @@ def test_a_resume_begins_a_run_that_saved_nothing_in_its_own_folder(
     work_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (work_folder / "run").mkdir()
-    (work_folder / "run/config.yaml").write_text("data: rows.json\n")
+    (work_folder / "run/config.yaml").write_text(dump_config(RunConfig()))
     code, *_ = call(f"{JOB} --max-steps 2 --out run --resume auto", capfd)
     assert code == 0
     assert "max_steps: 2" in (work_folder / "run/config.yaml").read_text()
