@@ -63,7 +63,8 @@ def index(archives: Path) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("python", [sys.executable, *later_pythons([12, 13, 14])])
+@pytest.mark.ranks
+@pytest.mark.parametrize("python", [sys.executable, *later_pythons([12, 13, 14])], ids=lambda python: Path(python).name)
 def test_it_installs_by_name_trains_and_leaves_nothing_behind(
     index: str, torch_of: Torch, tmp_path: Path, python: str
 ) -> None:
