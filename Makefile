@@ -3,7 +3,7 @@
 # make gpu: what only an accelerator can show, as a table.
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
-# make shards: files that webdataset, mosaicml-streaming and litdata write.
+# make shards: files that webdataset, mosaicml-streaming and litdata write, and a server of the S3 protocol.
 # make chaos: random faults on two such machines; writes docs/chaos.json and its table in docs/laws.md.
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
@@ -58,6 +58,7 @@ $(VENV)/.ray: $(VENV)/.installed
 
 shards: $(VENV)/.shards
 	$(BIN)/python -m pytest plugins/data/tests/test_foreign_shards.py plugins/tasks/tests/image_classification/test_image_shards.py
+	build/shards/bin/python -m pytest plugins/data/tests/test_s3.py
 
 # The packages that write shards, beside all that is installed here: together with what they ask for they cannot be.
 $(VENV)/.shards: $(VENV)/.installed
@@ -65,6 +66,7 @@ $(VENV)/.shards: $(VENV)/.installed
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/shards/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
 	build/shards/bin/python -m pip install --quiet --upgrade pip
 	build/shards/bin/python -m pip install --quiet --no-deps --group shards
+	build/shards/bin/python -m pip install --quiet --group s3
 	touch $@
 
 chaos: install
