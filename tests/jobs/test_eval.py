@@ -56,7 +56,7 @@ def test_a_missing_column_gets_no_advice_that_would_not_help(
 ) -> None:
     (tmp_path / "more.csv").write_text("review,label\nfine,good\nsad,bad\n")
     assert main(["eval", str(run_folder), "--data", str(tmp_path / "more.csv")]) == 2
-    remedy = "no column 'text' (found: review, label); rename it: all files of a run have the same columns"
+    remedy = "no column 'text' (found: review, label); all files of a run have the same columns; rows without"
     assert remedy in capfd.readouterr().err.splitlines()[-1]
 
 

@@ -112,6 +112,7 @@ def test_an_optimizer_and_a_schedule_may_be_a_name_alone() -> None:
         (Problem(), None, "config: expected a RunConfig, and was given a Problem"),
         ({"epochs": 1}, None, "config: expected a RunConfig, and was given a dict"),
         (RunConfig(), 5, r"task: expected an object with .*, and was given int"),
+        (RunConfig(), nn.Linear(2, 2), r"task: expected an object with .*, and was given Linear"),
         (RunConfig(), {"lr": 1}, r"task: expected an object with .*, and was given dict"),
     ],
 )

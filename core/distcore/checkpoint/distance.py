@@ -32,7 +32,7 @@ def difference(actual: Tensor, expected: Tensor) -> Difference:
 
 
 def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]:
-    """Yield, for each tensor that differs, the relative difference and a line of text about it."""
+    """Yield, for each tensor that differs, the largest difference and a line of text about it."""
     for name in sorted(set(one) | set(other)):
         if name not in one or name not in other:
             yield math.inf, f"{name}  only in {(one if name in one else other).path}"
@@ -42,4 +42,4 @@ def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]
             yield math.inf, f"{name}  {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
         elif not torch.equal(a, b):
             error = difference(b, a)
-            yield error.relative, f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}"
+            yield error.largest, f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}"

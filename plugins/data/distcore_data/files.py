@@ -29,6 +29,8 @@ from distcore_data.splits import Split
 
 Source = Path | Split | Filtered
 """Where rows come from: data files, a split of a dataset of the library ``datasets``, or some of their rows."""
+RENAMED = {".tsv": "; rename it to .csv", ".tab": "; rename it to .csv", ".xlsx": "; save it as .csv"}
+"""What to do with tables of other names."""
 FILTER = "filter.column"
 """The config key that names the column of a filter."""
 
@@ -114,7 +116,8 @@ def _check_file(file: Path) -> None:
         raise DataError(f"data file {file}: is a part of a folder of {kind}; name the folder, {file.parent}")
     if format_of(file) not in READERS:
         known = f"{', '.join(READERS)}, {LIST}, also with {' or '.join(COMPRESSED)}"
-        raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known})")
+        hint = RENAMED.get(file.suffix, "")
+        raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}")
     if not file.is_file() and not is_copy(file):
         raise DataError(f"data file {file}: not a regular file")
     if file.is_file() and file.stat().st_size == 0:

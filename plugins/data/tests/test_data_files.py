@@ -39,6 +39,12 @@ def test_json_takes_objects_and_jsonl_takes_arrays(tmp_path):
     assert list(read_records(tmp_path / "a.jsonl", COLUMNS)) == [("x", 0), ("y", 1)]
 
 
+def test_a_csv_file_without_a_header_is_told_to_get_one(tmp_path):
+    (tmp_path / "a.csv").write_text("that sad film was long,neg\ngood film,pos\n")
+    with pytest.raises(DataError, match="its first line is no header but a row; add the line text,label above it"):
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+
+
 def test_two_columns_of_one_name_are_refused_where_it_is_asked_for(tmp_path):
     (tmp_path / "a.csv").write_text("text,text,label\nx,y,a\n")
     with pytest.raises(DataError, match="two columns are named 'text'; rename one of them"):
@@ -237,7 +243,7 @@ def test_files_that_are_not_there_or_of_several_kinds_are_one_line(tmp_path):
 def test_a_line_of_a_txt_file_is_a_text_and_nothing_else(tmp_path):
     (tmp_path / "a.txt").write_text("one\r\n\n two \n")
     assert list(read_records(tmp_path / "a.txt", {"columns.text": "body"})) == [("one",), (" two ",)]
-    with pytest.raises(DataError, match=r"a\.txt: no column 'label' \(found: text\)"):
+    with pytest.raises(DataError, match=r"a\.txt: a \.txt file has texts alone, no label; a \.csv"):
         list(read_records(tmp_path / "a.txt", COLUMNS))
 
 

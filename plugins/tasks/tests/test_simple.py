@@ -257,3 +257,12 @@ def test_a_class_that_the_file_lacks_is_named_with_the_nearest(file: str, capsys
     assert main(["train", "--task", file.replace(":Lines", ":Line")]) == 2
     assert "no class Line in" in (said := capsys.readouterr().err)
     assert "did you mean 'Lines'?" in said
+
+
+def test_tensors_in_place_of_a_dataset_are_refused() -> None:
+    class Bare(Lines):
+        def data(self) -> Any:
+            return (torch.zeros(4, 1), torch.zeros(4, 1)), (torch.zeros(4, 1), torch.zeros(4, 1))
+
+    with pytest.raises(TaskError, match=r"task Bare: data\(\) returned tensors; make each set a TensorDataset of them"):
+        Bare().prepare(CONFIG)

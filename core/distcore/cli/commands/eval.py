@@ -26,12 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
     waiting.sleep_if_busy()
     from distcore.jobs import evaluate
 
-    changes = changes_of(arguments)
-    if arguments.data:
-        changes["test_data"] = arguments.data
+    changes = changes_of(arguments) | ({"test_data": arguments.data} if arguments.data else {})
     try:
         evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json, arguments.step, arguments.best)
     except DataError as error:  # a column that is named anew would be missing from the training rows instead
-        remedy = "rename it: all files of a run have the same columns"
+        remedy = "all files of a run have the same columns; rows without labels: distcore predict"
         raise DataError(re.sub(r"name it with --set \S+=NAME", remedy, str(error))) from None
     return 0

@@ -20,8 +20,9 @@ class LookedUp:
     """A task with the optional methods that it has."""
 
     def __init__(self, task: Task) -> None:
-        """Find out which methods of ``TaskSpec`` the task has; raises TaskError for a class or a plain value."""
-        if isinstance(task, type) or type(task).__module__ == "builtins":
+        """Look up the methods of ``TaskSpec`` that the task has; raises TaskError for a class, a model or a value."""
+        is_model = hasattr(task, "state_dict") and not hasattr(task, "build_model")
+        if isinstance(task, type) or is_model or type(task).__module__ == "builtins":
             how = f"a name; set task={task!r}" if isinstance(task, str) else type(task).__name__
             how = f"the class; give {task.__name__}()" if isinstance(task, type) else how
             raise TaskError(f"task: expected an object with prepare() and build_model(), and was given {how}")

@@ -182,4 +182,6 @@ def given_rows(dataset: Any, task: Simple) -> CollatedRows:
             f"task {type(task).__name__}: data() returned a {type(dataset).__name__}, which cannot be indexed: a "
             "resume could not go on inside it (law 7); expected datasets with len() and rows by number"
         )
+    if isinstance(dataset, tuple) and any(hasattr(part, "dtype") for part in dataset):
+        raise TaskError(f"task {type(task).__name__}: data() returned tensors; make each set a TensorDataset of them")
     return CollatedRows(dataset, task)

@@ -62,7 +62,9 @@ def record(name: str, number: int, row: object, columns: Columns) -> Record:
     if isinstance(row, dict):
         for setting, column in columns.items():
             if column not in row and inside(row, column.split(".")) is NOTHING:
-                raise row_error(name, number, missing(setting, dotted(row), columns))
+                near = nearest(column, dotted(row))
+                lost = f"no column {column!r}{near}, which the rows before it have; fill it in, or remove the row"
+                raise row_error(name, number, lost if number > 1 else missing(setting, dotted(row), columns))
         return tuple(row[column] if column in row else inside(row, column.split(".")) for column in columns.values())
     as_object = "{" + ", ".join(f'"{column}": …' for column in columns.values()) + "}"
     expected = f"{as_list(columns)} or {as_object}"

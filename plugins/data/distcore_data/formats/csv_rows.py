@@ -25,6 +25,9 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     header = next(lines, None)
     if header is None or isinstance(header, RowError):
         raise header or DataError(f"data file {path}: holds no rows")
+    if set(columns.values()).isdisjoint(header) and any(" " in name.strip() for name in header):
+        names = ",".join(setting.rpartition(".")[2] for setting in columns)
+        raise DataError(f"data file {path}: its first line is no header but a row; add the line {names} above it")
     positions = [position(f"data file {path}", header, setting, columns) for setting in columns]
     if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
         raise DataError(f"data file {path}: two columns are named {twice[0]!r}; rename one of them")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, missing, position
+from distcore_data.formats.columns import Columns, Record, position
 from distcore_data.formats.opening import text_lines
 from distcore_data.formats.places import START, Place
 
@@ -19,7 +19,10 @@ def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Re
     """Yield the lines of a file from ``place`` on; the only column is ``text``."""
     for setting in columns:
         if "text" not in (setting.rpartition(".")[2], columns[setting]):
-            raise DataError(f"data file {path}: {missing(setting, ['text'], columns)}")
+            column = setting.rpartition(".")[2]
+            raise DataError(
+                f"data file {path}: a .txt file has texts alone, no {column}; a .csv or .jsonl file has both"
+            )
     for line in text_lines(path, "\n", place):
         if line.strip():
             yield (line.rstrip("\r\n"),) * len(columns)

@@ -135,7 +135,7 @@ def inputs_of(model: Any, rows: int) -> dict[str, torch.Tensor]:
     [
         (
             "--format onxn",
-            "no exporter named 'onxn' (installed: huggingface, onnx, ",
+            "no exporter named 'onxn' (installed: ",
         ),
         (
             "--format onnx --dtype bf16",

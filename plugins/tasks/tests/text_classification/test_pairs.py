@@ -161,7 +161,10 @@ def test_pairs_that_are_cut_are_counted() -> None:
 BAD = {
     "missing": ('{"first": "a b", "second": null, "same": 1}', r"row 2: text_pair is missing \(null\)"),
     "blank": ('{"first": "a b", "second": " ", "same": 1}', "row 2: text_pair is empty: fill it in"),
-    "no column": ('{"first": "a b", "same": 1}', r"row 2: no column 'second' \(found: first, same\)"),
+    "no column": (
+        '{"first": "a b", "same": 1}',
+        r"row 2: no column 'second', which the rows before it have",
+    ),
     "a list": ('["a b", 1]', r"row 2: expected \[text, text_pair, label\]"),
 }
 
