@@ -77,7 +77,7 @@ def test_the_embedded_rows_are_thousands_and_no_source_occurs_twice(name: str, r
     ("row", "problem"),
     [
         (["only one"], r"row 3: expected \[source, target\] or .*found a list of 1 values"),
-        ({"source": "a"}, r"row 3: no column 'target' \(found: source\); name it with --set columns.target=NAME"),
+        ({"source": "a"}, r"row 3: no column 'target', which the rows before it have; fill it in"),
         ({"source": "a", "target": None}, r"row 3: target is missing \(null\), expected a string"),
         ({"source": " ", "target": "b"}, "row 3: source is empty: fill it in or remove the row"),
         ({"source": "a", "target": 7}, r"row 3: target is an integer \(7\), expected a string"),

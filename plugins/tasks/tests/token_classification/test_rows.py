@@ -126,7 +126,7 @@ def test_parquet_and_columns_of_other_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"tokens": ["a"]}, r"row 3: no column 'tags' \(found: tokens\); name it with --set columns.tags=NAME"),
+        ({"tokens": ["a"]}, r"row 3: no column 'tags', which the rows before it have; fill it in"),
         ({"tokens": "a b", "tags": []}, r"row 3: tokens is a string \('a b'\), expected a list of strings"),
         ({"tokens": [], "tags": []}, "row 3: tokens is an empty list: fill it in or remove the row"),
         ({"tokens": ["a", 7], "tags": ["O", "O"]}, r"row 3: word 2 is an integer \(7\), expected a string"),
