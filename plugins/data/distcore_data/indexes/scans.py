@@ -19,7 +19,7 @@ from distcore_data.formats.opening import BROKEN, broken, extension, open_bytes
 from distcore_data.formats.places import EVERY, Place
 from distcore_data.formats.tar_rows import row_starts
 
-BLOCK = 2**22
+BLOCK = 2**18
 """Bytes that are looked at in one go."""
 Scan = tuple[int, np.ndarray]
 """Number of rows, and fields of places, int64 ``(places, 3)``."""
