@@ -51,7 +51,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("dtype", "most"), [("fp32", 2e-5), ("fp16", 5e-3)])
+@pytest.mark.parametrize(("dtype", "most"), [("fp32", 2e-5), pytest.param("fp16", 5e-3, marks=pytest.mark.slow)])
 def test_a_graph_answers_as_predict_does_on_200_rows(
     run_folder: Path, predicted: Any, tmp_path: Path, monkeypatch: Any, form: str, dtype: str, most: float
 ) -> None:
@@ -66,6 +66,7 @@ def test_a_graph_answers_as_predict_does_on_200_rows(
     assert certain.mean() > 0.8 or dtype != "fp32"
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_a_graph_has_the_adapter_merged_and_no_folder_of_this_machine(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,14 +91,10 @@ def test_a_graph_has_the_adapter_merged_and_no_folder_of_this_machine(
     assert all(package not in file.read_bytes() for folder in (program, onnx) for file in folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "job",
-    [
-        "causal-lm",
-        "image-classification --model resnet-tiny",
-        *(pytest.param(job, marks=pytest.mark.slow) for job in ("token-classification", "masked-lm", "embedding")),
-    ],
+    "job", ["causal-lm", "image-classification --model resnet-tiny", "token-classification", "masked-lm", "embedding"]
 )
 def test_graphs_of_other_tasks_have_the_scores_of_the_model_that_transformers_loads(job: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -153,7 +150,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["torch-export"])
 def test_a_model_of_two_passes_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str) -> None:
     pytest.importorskip("onnxscript")
     (tmp_path / "rows.jsonl").write_text('{"source": "a b", "target": "b a"}\n' * 40)
