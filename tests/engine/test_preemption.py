@@ -74,6 +74,7 @@ def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     assert process.returncode == 143, told
     newest = max(tmp_path.glob("checkpoints/*"))
     step = Checkpoint(newest).job_state()["progress"]["step"]
+    assert step < 15, "not only at the last step, which logs"
     acknowledged = ["stopping at the next log line or sooner"] if whom == "launcher" else []
     assert told.splitlines() == [*acknowledged, f"stopped after step {step} of 15; go on with resume='auto'"]
     assert not (tmp_path / "errors").exists(), "a stop in order is no failure to look into"

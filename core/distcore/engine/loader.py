@@ -21,7 +21,7 @@ from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
 
 BY_VALUE = 2**18
-"""Most bytes of a tensor that is faster sent by value than as shared memory (benchmarks/streams.py)."""
+"""Most bytes of a tensor that is faster sent by value than as shared memory (benchmarks/stream_peers.py)."""
 
 
 class MicroBatches:

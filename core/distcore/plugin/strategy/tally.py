@@ -35,7 +35,7 @@ class Tally:
             raise TaskError(f"logs: {wrong[0]!r} is the name of two values of a log line; choose another")
         self.muted = False
         """True while values are ignored: in a micro-batch of padding."""
-        self.enter: Callable[[str], object] = dict[str, object]().get
+        self.enter: Callable[[str], object] = dict[str, object]().get  # does nothing, at the least cost
         """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``. An extension may replace it."""
         self._clear()
 
