@@ -210,8 +210,9 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
     owner = name if group == "strategies" and _is_plugin(name) else ELSEWHERE.get(group, {}).get(name)
     if owner is not None:
         how = f". Install it with: {how_to_install(f'distcore-{owner}')}"
-    if group == "tasks" and name.endswith(".py"):
-        how = f"; a task of a file names its class, too: --task {name}:CLASS"
+    if group == "tasks" and (name.endswith(".py") or ":" in name):
+        file, _, cls = name.partition(":")
+        how = f"; a task of a file is named by both: --task {file.removesuffix('.py')}.py:{cls or 'CLASS'}"
     if group == "strategies" and name.endswith(".py"):
         how = "; a strategy is installed: distcore new strategy NAME writes a package for yours"
     if group == "tasks" and not installed:

@@ -56,6 +56,7 @@ TEXT_FILES = {
     "not.parquet": "PAR0",
     "table.xlsx": "a",
     "broken.yaml": "lr: 1e-3\nepochs: [1\n",
+    "same_key.yaml": "optimizer:\n  eps: 1e-8\n  eps: 1e-7\n",
     "list.yaml": "- lr\n",
     "typo.yaml": "global_batch_sise: 8\n",
     "nested_typo.yaml": "schedule:\n  warmup_stepz: 3\n",
@@ -192,6 +193,7 @@ VALUES = {
         r"checkpoints.best = 'acuracy': no metric of task 'text-classification' \(did you mean 'accuracy'\?\)"
     ),
     "--task none.py:Mine": r"task 'none.py:Mine': no file none.py",
+    "--task none:Mine": r"a task of a file is named by both: --task none.py:Mine",
     "--set timeout=0": r"timeout = 0",
     "--set": r"--set: expected one argument",
     "--set model=3": r"task 'text-classification': model = 3: .*string",
@@ -203,6 +205,7 @@ CONFIG_FILES = {
     "train nowhere.yaml": r"config file nowhere.yaml: cannot be read: No such file",
     "train taken": r"config file taken: cannot be read: Is a directory; its config is taken/config.yaml$",
     "train broken.yaml": r"config file broken.yaml, line 3: not valid YAML",
+    "train same_key.yaml": r"config file same_key.yaml, line 3: not valid YAML: the key 'eps' stands twice",
     "train list.yaml": r"config file list.yaml: expected keys and values, found a list",
     "train two.jsonl": r"not valid YAML: .*; rows to train on are named by --data two.jsonl$",
     "train two.csv": r"expected keys and values, found a str; rows to train on are named by --data two.csv$",

@@ -43,9 +43,7 @@ TRAINING = ("checkpoints", "clip", "epochs", "eval_every", "lr", "max_steps", "p
 LEVELS = "debug|info|warning|error"
 
 GROUPS: dict[str, list[Flag]] = {
-    "what is trained": [
-        Flag("--task", "NAME", "auto", "a task, or file.py:Class; see distcore tasks; auto: the installed default")
-    ],
+    "what is trained": [Flag("--task", "NAME", "auto", "one of distcore tasks, or file.py:Class; auto: the default")],
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
         Flag("--max-restarts", "N", "0", "times to restart a failed job from its newest checkpoint"),
@@ -57,11 +55,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--max-steps", "N", "--epochs", "optimizer steps; overrides --epochs"),
         Flag("--global-batch-size", "ROWS", "32", "rows of one optimizer step, over all ranks"),
         Flag(
-            "--length-grouping",
-            "batch|window|auto",
-            "batch",
-            "window: also sort by length across batches; auto: where that is faster",
-            "loader.length_grouping",
+            "--length-grouping", "batch|window|auto", "batch", "window: sort across batches; auto: if faster", "loader."
         ),
         Flag("--micro-batch-size", "ROWS", "auto", "most rows of one forward pass on one rank; auto: by tokens"),
         Flag("--micro-batch-tokens", "TOKENS", "by device", "most tokens of one forward pass on one rank"),

@@ -54,10 +54,8 @@ class Parser(argparse.ArgumentParser):
         refuse_several(argv, self._option_string_actions, self.task_flags)
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
-        namespace.argv = argv
+        namespace.argv, namespace.command_line = argv, command
         if not unknown:
-            if self.takes_command:
-                namespace.command_line = command
             return namespace
         flag = unknown[0].partition("=")[0]
         kind = "unknown flag" if flag.startswith("-") else "unexpected argument"

@@ -21,9 +21,9 @@ NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that brackets in brackets have an end: its time grows by the square of their depth.
+    """PyYAML's safe loader, with an end to brackets in brackets, and without keys that stand twice in a mapping.
 
-    How deep it would get depends on Python's recursion limit, which programs raise.
+    Its time grows by the square of the depth, and Python's recursion limit, which programs raise, does not bound that.
     """
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
@@ -31,6 +31,15 @@ class _Loader(yaml.SafeLoader):
         if self.flow_level > DEEPEST:
             raise RecursionError(f"more than {DEEPEST} brackets inside each other")
         super().fetch_flow_collection_start(token)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the keys and values of a mapping; raises ConstructorError for a key that stands in it twice."""
+        keys = [(key.tag, str(key.value)) for key, _ in node.value]
+        for at, key in enumerate(keys):
+            if key in keys[:at]:
+                mark = node.value[at][0].start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key[1]!r} stands twice", mark)
+        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -271,8 +271,7 @@ def check(resolved: Resolved) -> Datasets:
     hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config) | resolved.task.listener())
     Tally((*resolved.task.logs, *hooks.logs))  # refuses a name that two log
     check_out(config)
-    newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
-    if newest is not None:
+    if config.resume and (newest := checkpoint.find(config.resume, Path(str(config.out)))):
         checkpoint.Checkpoint(newest).job_state()
     data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)

@@ -68,9 +68,8 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the values of the given flags and of ``--set``, by dotted config key; raises ConfigError."""
     from distcore.config import parse_settings
 
-    given = vars(arguments)
     keys = {flag.key for flag in FLAGS}
-    changes = {key: value for key, value in given.items() if key in keys or key.startswith(OPTION)}
+    changes = {key: value for key, value in vars(arguments).items() if key in keys or key.startswith(OPTION)}
     return changes | parse_settings(arguments.set)
 
 
