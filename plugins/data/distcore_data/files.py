@@ -122,7 +122,7 @@ def _check_file(file: Path) -> None:
         raise DataError(f"data file {file}: not a regular file")
     if file.is_file() and file.stat().st_size == 0:
         raise DataError(f"data file {file}: is empty")
-    if file.suffix == ".zst":
+    if file.suffix.lower() == ".zst":
         need_pyarrow(f"data file {file}")
 
 

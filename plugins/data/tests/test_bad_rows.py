@@ -170,7 +170,7 @@ def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_file_that_the_disk_does_not_give_is_no_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(path: Path, compression: str = "") -> io.BytesIO:
+    def failing(path: Path, file: object) -> io.BytesIO:
         raise OSError(errno.EIO, "Input/output error")
 
     source = jsonl(tmp_path)

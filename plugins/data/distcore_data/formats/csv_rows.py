@@ -11,7 +11,7 @@ from typing import Any
 from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
-from distcore_data.formats.opening import BROKEN, broken, open_bytes, text_lines
+from distcore_data.formats.opening import BROKEN, broken, text_lines
 from distcore_data.formats.places import START, Place
 
 DELIMITERS = ",;\t"
@@ -31,7 +31,7 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     positions = [position(f"data file {path}", header, setting, columns) for setting in columns]
     if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
         raise DataError(f"data file {path}: two columns are named {twice[0]!r}; rename one of them")
-    if place.part:
+    if not place.is_start:
         lines = _csv_lines(path, delimiter, place)
     for number, line in enumerate(lines, place.row + 1):
         if isinstance(line, RowError):
@@ -55,11 +55,11 @@ def csv_delimiter(path: Path, columns: Columns) -> str:
 
 
 def record_places(path: Path, stream: Any) -> Iterator[Place]:
-    """Yield the place of each row, with the delimiter of most columns. ``stream``: the open file."""
+    """Yield the place of each row, with the delimiter of most columns. ``stream``: the open file, decompressed."""
     read = [0, 0]
 
     def lines() -> Iterator[str]:
-        with open_bytes(path, file=stream) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        with io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
             for line in text:
                 read[0] += len(line) if line.isascii() else len(line.encode())
                 read[1] += 1

@@ -6,6 +6,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,23 @@ def open_bytes(path: Path, compression: str = "", *, file: Any = None) -> Any:
 
     ``file``: the open file, if there is one.
     """
-    if compression == "zstd" or path.suffix == ".zst":
+    if compression == "zstd" or path.suffix.lower() == ".zst":
         import pyarrow as pa
 
         return pa.input_stream(file or str(path), compression="zstd")
-    if compression == "gz" or path.suffix == ".gz":
+    if compression == "gz" or path.suffix.lower() == ".gz":
         return gzip.open(file or path)
     return file or path.open("rb")
+
+
+@contextmanager
+def opened_at(path: Path, place: Place = START) -> Iterator[Any]:
+    """Open a file for its bytes, decompressed, from ``place`` on; of a compressed file, its frame is read up to it."""
+    with path.open("rb") as raw:
+        raw.seek(place.frame)
+        with open_bytes(path, file=raw) as file:
+            pass_over(file, place.part)
+            yield file
 
 
 def pass_over(file: Any, left: int) -> None:
@@ -57,13 +68,11 @@ def text_lines(path: Path, newline: str, place: Place = START) -> Iterator[str]:
 
     Raises RowError for the line from which on a compressed file cannot be read.
     """
-    number, encoding = place.inner, "utf-8" if place.part else "utf-8-sig"
+    number, encoding = place.inner, "utf-8-sig" if place.is_start else "utf-8"
     try:
-        with open_bytes(path) as file:
-            pass_over(file, place.part)
-            with io.TextIOWrapper(file, encoding=encoding, newline=newline) as text:
-                for number, line in enumerate(text, place.inner + 1):  # noqa: B007  # for the error
-                    yield line
+        with opened_at(path, place) as file, io.TextIOWrapper(file, encoding=encoding, newline=newline) as text:
+            for number, line in enumerate(text, place.inner + 1):  # noqa: B007  # for the error
+                yield line
     except BROKEN as error:
         raise broken(f"data file {path}, line {number + 1}", error, "cannot be read: ") from None
     except UnicodeDecodeError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.formats.columns import NOTHING, Columns, Record, RowError, inside, record, row_error, tried
-from distcore_data.formats.opening import BROKEN, broken, open_bytes, pass_over, reason
+from distcore_data.formats.opening import BROKEN, broken, opened_at, reason
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_members import tar_members
 
@@ -55,8 +55,7 @@ def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tup
     wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
     number, last, row = place.row + 1, "", dict[str, bytes | None]()
     try:
-        with open_bytes(path) as file:
-            pass_over(file, place.part)
+        with opened_at(path, place) as file:
             for member in tar_members(file):
                 key, extension = _parted(member.name)
                 if not key:
@@ -75,15 +74,14 @@ def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tup
 
 
 def row_starts(path: Path, stream: Any) -> Iterator[int]:
-    """Yield where each row of a tar file begins, in bytes, decompressed. ``stream``: the open file."""
+    """Yield where each row of a tar file begins, in bytes. ``stream``: the open file, decompressed."""
     last = ""
     try:
-        with open_bytes(path, file=stream) as file:
-            for member in tar_members(file):
-                key, _ = _parted(member.name)
-                if key and key != last:
-                    last = key
-                    yield member.start
+        for member in tar_members(stream):
+            key, _ = _parted(member.name)
+            if key and key != last:
+                last = key
+                yield member.start
     except (ValueError, *BROKEN) as error:
         raise broken(f"data file {path}", error) from None
 

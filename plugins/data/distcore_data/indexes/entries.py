@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,17 @@ from distcore import DataError
 from distcore_data.cache import cache_root
 from distcore_data.fetching import is_copy
 from distcore_data.formats.opening import unreadable
+from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
 
-FORMAT = 1
+FORMAT = 2
 """Version of an entry. Raise it when what is in one, or its meaning, changes."""
 SETTLED = 2 * 10**9
 """Nanoseconds for which a file must have been as it is: a file system may count time in steps of 2 s."""
+MAPPED = 2**20
+"""Bytes from which on an entry is mapped rather than read: a process may map some ten thousand files."""
+ALIGNED = 8
+"""Bytes of which the line of facts is a multiple, so that the integers after it are aligned."""
 TIMES = slice(3, 5)
 """Where the state of a file has its times."""
 
@@ -37,7 +43,7 @@ class FileIndex:
     size: int
     """Bytes of the file."""
     places: np.ndarray
-    """Fields of some ``Place``, ascending, int64 ``(places, 3)``."""
+    """Some places, ascending, int64 ``(places, fields of Place)``."""
 
 
 def index_folder() -> Path:
@@ -53,15 +59,23 @@ def file_index(file: Path) -> FileIndex:
 def known_index(file: Path) -> FileIndex | None:
     """Return the index of a file if the cache has it, and the file is what it was then."""
     try:
-        state, content = _state(file), _entry(file).read_bytes()
-        head, _, places = content.partition(b"\n")
-        facts = json.loads(head)
+        state, (facts, places) = _state(file), _parted(_entry(file))
         fresh = facts["state"] == state and facts["made"] - max(state[TIMES]) > SETTLED
-        if not fresh or facts["sum"] != zlib.crc32(places):
+        if not fresh or facts["sum"] != zlib.crc32(places.data):
             return None
-        return FileIndex(facts["digest"], facts["rows"], facts["size"], np.frombuffer(places, "<i8").reshape(-1, 3))
+        return FileIndex(facts["digest"], facts["rows"], facts["size"], places.view("<i8").reshape(-1, len(START)))
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _parted(entry: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the facts of an entry, and the bytes of its places; many are mapped, so that processes share them."""
+    with entry.open("rb") as opened:
+        head = opened.readline()
+        facts: dict[str, Any] = json.loads(head)
+        if entry.stat().st_size < MAPPED:
+            return facts, np.frombuffer(opened.read(), np.uint8)
+    return facts, np.asarray(np.memmap(entry, np.uint8, "r", len(head)))
 
 
 def _made(file: Path) -> FileIndex:
@@ -83,12 +97,15 @@ def _made(file: Path) -> FileIndex:
 
 def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
     """Write a draft and rename it, so that a kill leaves a whole entry or none."""
-    places = index.places.astype("<i8").tobytes()
+    places = np.ascontiguousarray(index.places, "<i8").ravel().view(np.uint8).data
     facts = {"state": state, "made": made, "digest": index.digest, "rows": index.rows, "size": index.size}
+    head = json.dumps(facts | {"sum": zlib.crc32(places)}).encode()
     entry.parent.mkdir(parents=True, exist_ok=True)
     draft = entry.with_name(f".{entry.name}-{os.getpid()}")
     try:
-        draft.write_bytes(json.dumps(facts | {"sum": zlib.crc32(places)}).encode() + b"\n" + places)
+        with draft.open("wb") as opened:
+            opened.write(head + b" " * (-(len(head) + 1) % ALIGNED) + b"\n")
+            opened.write(places)
         draft.rename(entry)
     finally:
         draft.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ class IndexedRows:
     """The rows of files or of a split by number, from 0, as ``read_records`` counts them; none is in memory.
 
     A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet and Arrow files with
-    those before it in its row group or batch; a compressed file is read up to it.
+    those before it in its row group or batch, one of a compressed file with its zstd frame or gzip member up to it.
     """
 
     def __init__(self, source: Path | Split, columns: Columns) -> None:
@@ -87,4 +87,6 @@ def _counts(folder: Path) -> Sequence[int]:
 def _of_folder(folder: Path) -> np.ndarray:
     """Return the places of a folder, whose format says the rows of each shard."""
     counts = _counts(folder)
-    return np.column_stack([np.cumsum([0, *counts])[:-1], np.arange(len(counts)), np.zeros(len(counts), np.int64)])
+    places = np.zeros((len(counts), len(START)), np.int64)
+    places[:, 0], places[:, 1] = np.cumsum([0, *counts])[:-1], np.arange(len(counts))
+    return places

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,16 @@ from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.arrow_rows import batch_rows, group_rows
 from distcore_data.formats.csv_rows import record_places
+from distcore_data.formats.frames import Unpacked
 from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
-from distcore_data.formats.opening import BROKEN, broken, extension, open_bytes
-from distcore_data.formats.places import EVERY, Place
+from distcore_data.formats.opening import BROKEN, COMPRESSED, broken, extension
+from distcore_data.formats.places import EVERY, START, Place
 from distcore_data.formats.tar_rows import row_starts
 
 BLOCK = 2**18
 """Bytes that are looked at in one go."""
 Scan = tuple[int, np.ndarray]
-"""Number of rows, and fields of places, int64 ``(places, 3)``."""
+"""Number of rows, and places, int64 ``(places, fields of Place)``."""
 
 
 class Hashed(io.RawIOBase):
@@ -63,46 +66,55 @@ def scanned(file: Path) -> tuple[str, int, np.ndarray]:
             return hashlib.file_digest(opened, "sha256").hexdigest(), *scan(file)
     with file.open("rb", buffering=0) as raw:
         hashed = Hashed(raw)
-        rows, places = SCANS.get(kind, _no_rows)(file, io.BufferedReader(hashed, BLOCK))
+        stream = io.BufferedReader(hashed, BLOCK)
+        rows, places = _unpacked_scan(file, stream, SCANS[kind]) if kind in SCANS else (0, _places(()))
         return hashed.digest(), rows, places
 
 
-def _no_rows(file: Path, stream: io.BufferedReader) -> Scan:
-    return 0, _places(())
+def _unpacked_scan(file: Path, stream: Any, scan: Callable[[Path, Any], Scan]) -> Scan:
+    if file.suffix.lower() not in COMPRESSED:
+        return scan(file, stream)
+    unpacked = Unpacked(file, stream)
+    rows, places = scan(file, io.BufferedReader(unpacked, BLOCK))
+    return rows, unpacked.in_frames(places)
 
 
 def _places(places: Iterable[Place]) -> np.ndarray:
-    return np.array([*places], np.int64).reshape(-1, 3)
+    return _of(array("q", chain.from_iterable(places)))
+
+
+def _of(fields: array[int]) -> np.ndarray:
+    return np.frombuffer(fields, np.int64).reshape(-1, len(START))
 
 
 def _lines(file: Path, stream: io.BufferedReader) -> Scan:
     """Return the lines that are not blank."""
-    places, rows, lines, position = [np.empty((0, 3), np.int64)], 0, 0, 0
+    places, rows, lines, position = array("q"), 0, 0, 0
     for block in _line_blocks(file, stream):
         ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
         starts = np.append(0, ends + 1)[: len(ends) + (not block.endswith(b"\n"))]
         numbers = np.flatnonzero(_filled(file, block, starts, position == 0))
         chosen = numbers[-rows % EVERY :: EVERY]
         first = rows + np.arange(len(chosen)) * EVERY + -rows % EVERY
-        places.append(np.column_stack([first, position + starts[chosen], lines + chosen]))
+        some = np.column_stack([first, position + starts[chosen], lines + chosen, np.zeros_like(first)])
+        places.frombytes(some.astype(np.int64).tobytes())
         rows, lines, position = rows + len(numbers), lines + len(starts), position + len(block)
-    return rows, np.concatenate(places)
+    return rows, _of(places)
 
 
 def _line_blocks(file: Path, stream: io.BufferedReader) -> Iterator[bytes]:
     """Yield the decompressed bytes, cut at ends of lines."""
     try:
-        with open_bytes(file, file=stream) as opened:
-            left = b""
-            while block := opened.read(BLOCK):
-                whole, end, rest = block.rpartition(b"\n")
-                if end:
-                    yield left + whole + end
-                    left = rest
-                else:
-                    left += rest
-            if left:
-                yield left
+        left = b""
+        while block := stream.read(BLOCK):
+            whole, end, rest = block.rpartition(b"\n")
+            if end:
+                yield left + whole + end
+                left = rest
+            else:
+                left += rest
+        if left:
+            yield left
     except BROKEN as error:
         raise broken(f"data file {file}", error, "cannot be read: ") from None
 
@@ -131,11 +143,11 @@ def _members(file: Path, stream: io.BufferedReader) -> Scan:
 
 def _every(places: Iterable[Place]) -> Scan:
     """Count the rows, and keep some of their places."""
-    rows, kept = 0, []
+    rows, kept = 0, array("q")
     for rows, place in enumerate(places, 1):  # noqa: B007  # their number is returned
         if place.row % EVERY == 0:
-            kept.append(place)
-    return rows, _places(kept)
+            kept.extend(place)
+    return rows, _of(kept)
 
 
 def _parts(counts: Callable[[Path], list[int]]) -> Callable[[Path], Scan]:
