@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,8 @@ BLOCK = 2**22
 """Bytes that are read at a time."""
 REASON = 300
 """Largest number of characters of an error of a file system."""
+INDEX = "index.json"
+"""File of a folder of MDS or litdata that lists its shards."""
 T = TypeVar("T")
 log = logging.getLogger("distcore")
 
@@ -96,10 +99,10 @@ class _Room:
     def __init__(self, files: Iterable[Path]) -> None:
         """Look at the copies that are there. Raises DataError."""
         self._limit = _limit()
-        copies = {copy: copy.stat().st_size for copy in copies_folder().glob("*/[!.]*") if copy.is_file()}
+        copies = dict(_copies())
         mine = {file for file in files if file in REMOTE}
-        self._sizes = copies
-        self._others = sorted((copy for copy in copies if copy not in mine), key=_last_read, reverse=True)
+        self._sizes = {copy: size for copy, (_, size) in copies.items()}
+        self._others = sorted(set(copies) - mine, key=lambda copy: copies[copy], reverse=True)
         self._later = deque(file for file in files if file in copies)
         self._done, self._ahead = list[Path](), 0
 
@@ -138,8 +141,12 @@ class _Room:
             self._ahead -= REMOTE[file].size
 
 
-def _last_read(copy: Path) -> float:
-    return copy.parent.stat().st_mtime
+def _copies() -> Iterator[tuple[Path, tuple[float, int]]]:
+    """Yield each copy with when it was read last, and its bytes; but the index of a folder of shards always stays."""
+    for file in copies_folder().rglob("[!.]*"):
+        with suppress(FileNotFoundError):  # another process makes room
+            if file.is_file() and file.name != INDEX:
+                yield file, (file.stat().st_mtime, file.stat().st_size)
 
 
 def _fetch(file: RemoteFile | None, copy: Path) -> None:
@@ -150,9 +157,9 @@ def _fetch(file: RemoteFile | None, copy: Path) -> None:
 
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{copy.parent}.lock"):
+        with FileLock(copy.with_name(f".{copy.name}.lock")):
             if copy.is_file():
-                os.utime(copy.parent)
+                os.utime(copy)
                 return
             scheme = file.url.partition("://")[0]
             log.info("data: fetching %s", file.name if "://" in file.name else f"{scheme}://{file.name.lstrip('/')}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from distcore import DataError, nearest
 from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import is_copy, present
 from distcore_data.filters import Filtered
-from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, read_rows
+from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
-from distcore_data.formats.columns import Columns, Record
+from distcore_data.formats.columns import Columns, Record, RowError
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
@@ -51,7 +51,14 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
         return _kept(source, columns)
     if isinstance(source, Split):
         return good_rows(read_arrow_files(source_name(source), source.files, columns))
-    return good_rows(row for file in present(files_of(source)) for row in read_rows(file, columns))
+    return good_rows(_rows(files_of(source), columns))
+
+
+def _rows(paths: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
+    parts = [(path, *part) for path in paths for part in parts_of(path)]
+    files = present(file for _, file, _ in parts)
+    for (path, _, place), _ in zip(parts, files, strict=True):
+        yield from read_rows(path, columns, place)
 
 
 def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
@@ -108,7 +115,7 @@ def _check_file(file: Path) -> None:
         beside = (path.name for path in file.parent.iterdir()) if file.parent.is_dir() else ()
         raise DataError(f"data file {file}: no such file{nearest(file.name, beside)}")
     if folder := FOLDERS.get(format_of(file)):
-        if lost := next((part for part in folder.files(file) if not part.is_file()), None):
+        if lost := next((part for part in folder.files(file) if not (part.is_file() or is_copy(part))), None):
             raise DataError(f"data file {lost}: no such file, but {folder.listing} names it; fetch it")
         return
     is_index = file.name in {shards.listing for shards in SHARDS.values()}

@@ -7,9 +7,8 @@ compares the rows.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,14 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 from distcore import DataError
 from distcore_data.fetching import REMOTE, RemoteFile, copies_folder, persistent, shortened
+from distcore_data.remote_shards import find_shards, is_http, version_of
 
-VERSION = (
-    "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created", "generation",
-    "md5Hash", "Content-MD5", "Digest",
-)  # fmt: skip
-"""What file systems say about a version of a file, besides its size."""
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)")
-log = logging.getLogger("distcore")
 
 
 def url_of(source: object) -> str | None:
@@ -40,13 +34,21 @@ def copies_of(url: str, formats: Callable[[Path], bool]) -> tuple[Path, ...]:
     ``present`` fetches them. ``formats`` says whether a file of a folder has rows. Raises DataError, one line.
     """
     system, root = _opened(url)
+    if folder := persistent(url, lambda: find_shards(system, url, root)):
+        copies = {folder.copy / name: info for name, info in folder.infos.items()}
+        REMOTE.update({copy: _remote(system, url, info) for copy, info in copies.items()})
+        return (folder.copy,)
     infos = persistent(url, lambda: _infos(system, url, root, formats))
     if not infos:
         raise DataError(f"data file {url}: no file has such a name")
     copies = {_copy_of(url, info): info for info in infos}
     for copy, info in copies.items():
-        REMOTE[copy] = RemoteFile(system, str(info["name"]), url, int(info.get("size") or 0))
+        REMOTE[copy] = _remote(system, url, info)
     return tuple(copies)
+
+
+def _remote(system: Any, url: str, info: Mapping[str, Any]) -> RemoteFile:
+    return RemoteFile(system, str(info["name"]), url, int(info.get("size") or 0))
 
 
 def _opened(url: str) -> tuple[Any, str]:
@@ -64,7 +66,7 @@ def _opened(url: str) -> tuple[Any, str]:
 
 def _infos(system: Any, url: str, root: str, formats: Callable[[Path], bool]) -> list[dict[str, Any]]:
     """Return what the file system says of each file; none for a pattern that matches nothing."""
-    if url.startswith(("http://", "https://")):  # a page with links is no folder, and ? no pattern
+    if is_http(url):  # a page with links is no folder, and ? no pattern
         return [system.info(root)]
     if re.search(r"[*?\[]", root):
         return [info for _, info in sorted(system.glob(root, detail=True).items()) if info["type"] == "file"]
@@ -72,16 +74,11 @@ def _infos(system: Any, url: str, root: str, formats: Callable[[Path], bool]) ->
     if info["type"] != "directory":
         return [info]
     files = [one for one in system.ls(root, detail=True) if one["type"] == "file" and formats(Path(one["name"]))]
-    if any(PurePosixPath(one["name"]).name == "index.json" for one in files):
-        raise DataError(f"data file {url}: MDS and litdata are read from a local folder; copy it, or name its files")
     return sorted(files, key=lambda one: str(one["name"]))
 
 
 def _copy_of(url: str, info: dict[str, Any]) -> Path:
     name = str(info["name"])
-    told = [str(info[key]) for key in VERSION if key in info]
-    if not told:
-        log.warning("data file %s: its server tells no version, so a change that keeps its size is not seen", url)
-    version = repr([url.partition("://")[0], name, info.get("size"), *told])
+    version = repr([url.partition("://")[0], name, *version_of(url, info)])
     path = unquote(urlsplit(name).path) if name.startswith(("http://", "https://")) else name
     return copies_folder() / hashlib.sha256(version.encode()).hexdigest()[:40] / PurePosixPath(path).name

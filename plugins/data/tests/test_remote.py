@@ -176,14 +176,6 @@ def test_what_is_not_there_is_one_line(source: str, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_of_shards_with_an_index_is_refused(bucket: Any) -> None:
-    bucket.pipe("/bucket/set/index.json", b"{}")
-    with pytest.raises(
-        DataError, match=r"^data file memory://bucket/set: MDS and litdata are read from a local folder"
-    ):
-        texts("memory://bucket/set")
-
-
 def test_without_fsspec_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(DataError, match=r"rows\.jsonl: needs fsspec; pip install 'distcore-data\[remote\]'$"):
@@ -199,7 +191,7 @@ def test_copies_that_were_read_longest_ago_make_room(
     for age, name in enumerate(("first", "second", "third")):
         bucket.pipe(f"/bucket/{name}.jsonl", lines(ROWS))
         copies += present(files_of(Path(f"memory://bucket/{name}.jsonl")))
-        os.utime(copies[-1].parent, (1000 + age, 1000 + age))
+        os.utime(copies[-1], (1000 + age, 1000 + age))
     assert [copy.is_file() for copy in copies] == [False, True, True]
     restart()
     assert texts("memory://bucket/first.jsonl") == ROWS

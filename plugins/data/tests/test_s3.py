@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shard_cases as shards
 
 from distcore import DataError
-from distcore_data import fetching, read_records, remote, source_digest
+from distcore_data import IndexedRows, fetching, read_records, remote, source_digest
 
 moto = pytest.importorskip("moto.server", reason="needs moto, of make shards")
 boto3 = pytest.importorskip("boto3")
@@ -54,6 +55,16 @@ def lines(rows: list[str]) -> bytes:
 )
 def test_a_bucket_has_the_rows_of_its_files(bucket: Any, source: str) -> None:
     assert [text for (text,) in read_records(Path(source), {"columns.text": "text"})] == ROWS
+
+
+@pytest.mark.parametrize("form", ["mds zstd", "litdata values"])
+def test_a_bucket_has_the_rows_of_shards(bucket: Any, form: str, tmp_path: Path) -> None:
+    folder = shards.written(tmp_path / "local", form, shards.texts(30))
+    for file in folder.iterdir():
+        bucket.upload_file(str(file), "rows", f"shards/{file.name}")
+    asked = {"columns.text": "text", "columns.label": "label"}
+    assert list(read_records(Path("s3://rows/shards"), asked)) == list(read_records(folder, asked))
+    assert IndexedRows(Path("s3://rows/shards"), asked)[[29]] == [("row 29 ist grün", 1)]
 
 
 def test_a_changed_object_is_another_source_and_a_missing_one_is_one_line(bucket: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from distcore_data.fetching import INDEX
 from distcore_data.formats.arrow_rows import read_arrow_file, read_parquet
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.csv_rows import read_csv
@@ -14,7 +15,6 @@ from distcore_data.formats.litdata import is_litdata, litdata_files, litdata_row
 from distcore_data.formats.mds import is_mds, mds_files, mds_rows, read_mds
 from distcore_data.formats.opening import extension
 from distcore_data.formats.places import START, Place
-from distcore_data.formats.row_shards import INDEX
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
 
@@ -27,7 +27,7 @@ class Folder(NamedTuple):
     is_one: Callable[[Path], bool]
     """Return True for a folder of this format."""
     read: Reader
-    """Yield the rows of a folder."""
+    """Yield the rows of one file from a place on; of a folder without a listing, also those of the files after it."""
     files: Callable[[Path], Sequence[Path]]
     """Return the files with the rows."""
     rows: Callable[[Path], Sequence[int]]
@@ -68,8 +68,16 @@ def format_of(path: Path) -> str:
     return extension(path)
 
 
+def parts_of(path: Path) -> list[tuple[Path, Place]]:
+    """Return the files that are read one after the other, each with the place where its rows begin."""
+    folder = FOLDERS.get(format_of(path))
+    if folder is None or folder.listing is None:
+        return [(path, START)]
+    return [(file, Place(part=number)) for number, file in enumerate(folder.files(path))]
+
+
 def read_rows(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of a file or a folder from ``place`` on.
+    """Yield the rows of a file, or of a file of a folder with a listing, from ``place`` on.
 
     An error is in the place of a row that cannot be read or lacks a column.
     """

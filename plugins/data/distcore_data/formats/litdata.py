@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
+from distcore_data.fetching import INDEX
 from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import broken, need_pyarrow, reason
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_shards import (
     AGAIN,
-    INDEX,
     Shard,
     check_shards,
     decoders,
     read_index,
     row_values,
     shard_rows,
+    using_index,
 )
 from distcore_data.formats.zstd_frames import LEVELS, compressed_rows
 
@@ -51,20 +52,23 @@ def is_litdata(folder: Path) -> bool:
 
 def litdata_files(folder: Path) -> list[Path]:
     """Return the files of the chunks. Raises DataError for an index that cannot be used."""
-    return [chunk.path for chunk in _opened(folder)[0]]
+    chunks, config = _opened(folder)
+    with using_index(folder):
+        files = [_shard(folder, chunk, config).path for chunk in chunks]
+    check_shards(folder, [chunk["filename"] for chunk in chunks])
+    return files
 
 
 def read_litdata(folder: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of a folder from ``place`` on, chunk by chunk as its index lists them."""
+    """Yield the rows of one chunk from ``place`` on."""
     chunks, config = _opened(folder)
-    for number, chunk in enumerate(chunks[place.part :]):
-        rows = until_cut(_read_chunk(chunk, config, columns))
-        yield from rows if number else islice(rows, place.inner, None)
+    chunk = _shard(folder, chunks[place.part], config)
+    return islice(until_cut(_read_chunk(chunk, config, columns)), place.inner, None)
 
 
 def litdata_rows(folder: Path) -> list[int]:
     """Return the number of rows of each chunk."""
-    return [chunk.rows for chunk in _opened(folder)[0]]
+    return [chunk["chunk_size"] for chunk in _opened(folder)[0]]
 
 
 def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:
@@ -73,10 +77,10 @@ def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> It
     return _chunk(chunk, config, columns)
 
 
-def _opened(folder: Path) -> tuple[list[Shard], dict[str, Any]]:
-    """Return the chunks and the ``config`` of the index. Raises DataError for those that cannot be read."""
+def _opened(folder: Path) -> tuple[Sequence[dict[str, Any]], dict[str, Any]]:
+    """Return what the index says of each chunk, and of all. Raises DataError for what cannot be read."""
     name, index = f"data folder {folder}", read_index(folder)
-    try:
+    with using_index(folder):
         config, chunks = index["config"], index["chunks"]
         if config.get("encryption"):
             raise DataError(f"{name}: is encrypted, so it cannot be read; write it without encryption")
@@ -84,19 +88,15 @@ def _opened(folder: Path) -> tuple[list[Shard], dict[str, Any]]:
             raise DataError(f"{name}: was written for {loader}, not as rows; expected rows with columns (PyTreeLoader)")
         if (level := config.get("compression_level") or "chunk") not in ("chunk", *LEVELS):
             raise DataError(f"{name}: is compressed by {level} (known: chunk, {', '.join(LEVELS)})")
-        packed = "zstd" if str(config.get("compression") or "").startswith("zstd") else ""
-        check_shards(folder, [chunk["filename"] for chunk in chunks])
-        shards = [_shard(folder / chunk["filename"], packed, chunk) for chunk in chunks]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{name}: {INDEX} cannot be used: {type(error).__name__} {error}") from None
-    if not shards:
+    if not chunks:
         raise DataError(f"{name}: holds no rows")
-    return shards, config
+    return chunks, config
 
 
-def _shard(path: Path, packed: str, chunk: Mapping[str, Any]) -> Shard:
-    compression = packed if len(path.suffixes) > 1 else ""  # chunk-0-0.zstd.bin
-    return Shard(path, compression, chunk["chunk_size"], chunk["chunk_bytes"])
+def _shard(folder: Path, chunk: Mapping[str, Any], config: Mapping[str, Any]) -> Shard:
+    path = folder / chunk["filename"]
+    is_packed = len(path.suffixes) > 1 and str(config.get("compression") or "").startswith("zstd")  # chunk-0-0.zstd.bin
+    return Shard(path, "zstd" if is_packed else "", chunk["chunk_size"], chunk["chunk_bytes"])
 
 
 def _ends_with_arrow(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,15 @@ from distcore import DataError
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import reason
 from distcore_data.formats.places import START, Place
-from distcore_data.formats.row_shards import INDEX, Shard, check_shards, decoders, read_index, row_values, shard_rows
+from distcore_data.formats.row_shards import (
+    Shard,
+    check_shards,
+    decoders,
+    read_index,
+    row_values,
+    shard_rows,
+    using_index,
+)
 
 COMPRESSIONS = ("gz", "zstd")
 
@@ -43,20 +51,15 @@ def is_mds(folder: Path) -> bool:
     return isinstance(shards, list)
 
 
-def mds_files(folder: Path) -> list[Path]:
-    """Return the files of the shards. Raises DataError for an index that cannot be used."""
-    return [shard.path for shard, _ in _shards(folder)]
-
-
 def read_mds(folder: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of a folder from ``place`` on, shard by shard as its index lists them."""
-    for number, (shard, entry) in enumerate(_shards(folder)[place.part :]):
-        yield from until_cut(_read_shard(shard, entry, columns, 0 if number else place.inner))
+    """Yield the rows of one shard from ``place`` on."""
+    entry = _entries(folder)[place.part]
+    return until_cut(_read_shard(_shard(folder, entry), entry, columns, place.inner))
 
 
 def mds_rows(folder: Path) -> list[int]:
     """Return the number of rows of each shard."""
-    return [shard.rows for shard, _ in _shards(folder)]
+    return [entry["samples"] for entry in _entries(folder)]
 
 
 def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
@@ -74,21 +77,26 @@ def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: in
             yield tried(partial(record, name, number, row, columns))
 
 
-def _shards(folder: Path) -> list[tuple[Shard, dict[str, Any]]]:
-    """Return the shards with their entries in the index. A shard may lie there decompressed, too."""
-    name = f"data folder {folder}"
-    try:
-        shards = [(_shard(folder, name, entry), entry) for entry in read_index(folder)["shards"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{name}: {INDEX} cannot be used: {type(error).__name__} {error}") from None
-    check_shards(folder, [entry["raw_data"]["basename"] for _, entry in shards])
-    if not shards:
-        raise DataError(f"{name}: holds no rows")
-    return shards
+def _entries(folder: Path) -> Sequence[dict[str, Any]]:
+    """Return what the index says of each shard. Raises DataError for an index that cannot be used."""
+    entries: Sequence[dict[str, Any]] = read_index(folder)["shards"]
+    if not entries:
+        raise DataError(f"data folder {folder}: holds no rows")
+    return entries
 
 
-def _shard(folder: Path, name: str, entry: dict[str, Any]) -> Shard:
-    kind, raw, packed = entry["format"], entry["raw_data"], entry["zip_data"]
+def mds_files(folder: Path) -> list[Path]:
+    """Return the files of the shards. Raises DataError for an index that cannot be used."""
+    entries = _entries(folder)
+    with using_index(folder):
+        files = [_shard(folder, entry).path for entry in entries]
+    check_shards(folder, [entry["raw_data"]["basename"] for entry in entries])
+    return files
+
+
+def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
+    """Return a shard by its entry; it may lie there decompressed, too."""
+    name, kind, raw, packed = f"data folder {folder}", entry["format"], entry["raw_data"], entry["zip_data"]
     if (kind, entry["version"]) != ("mds", 2):
         raise DataError(f"{name}: has shards of the format {kind} {entry['version']}, expected mds 2")
     for key in ("column_names", "column_encodings", "column_sizes"):

@@ -10,18 +10,19 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distcore import DataError
+from distcore_data.fetching import INDEX
 from distcore_data.formats.columns import row_error
 from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, pass_over, reason
 
-INDEX = "index.json"
-"""File of a folder that lists its shards."""
 AGAIN = "write or fetch the shard again"
 
 
@@ -39,13 +40,28 @@ class Shard:
     """Number of bytes that the index says, decompressed."""
 
 
-def read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> Mapping[str, Any]:
     """Return the content of the index of ``folder``; nothing if it has none that is an object."""
     try:
-        index = json.loads((folder / INDEX).read_bytes())
+        stat = (folder / INDEX).stat()
+        return _parsed(folder / INDEX, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     except (OSError, ValueError):
         return {}
+
+
+@lru_cache(maxsize=8)  # of many shards it is long, and each shard asks for it
+def _parsed(file: Path, *state: int) -> Mapping[str, Any]:
+    index = json.loads(file.read_bytes())
     return index if isinstance(index, dict) else {}
+
+
+@contextmanager
+def using_index(folder: Path) -> Iterator[None]:
+    """Raise DataError, one line, where the index of ``folder`` lacks what it is asked for."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"data folder {folder}: {INDEX} cannot be used: {type(error).__name__} {error}") from None
 
 
 def check_shards(folder: Path, names: Sequence[str]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from distcore_data.fetching import INDEX
 from distcore_data.formats.opening import broken, need_pyarrow
-from distcore_data.formats.row_shards import AGAIN, INDEX, Shard, read_exactly, shard_rows
+from distcore_data.formats.row_shards import AGAIN, Shard, read_exactly, shard_rows
 
 LEVELS = ("batch", "sample")
 """Values of ``compression_level`` in the index, for frames of several rows and of one row; either may be left out."""

@@ -11,7 +11,7 @@ import numpy as np
 from distcore import DataError
 from distcore_data.fetching import present
 from distcore_data.files import check_source, source_name, source_parts
-from distcore_data.formats import FOLDERS, format_of, read_rows
+from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows
 from distcore_data.formats.columns import Columns, Record
 from distcore_data.formats.csv_rows import csv_delimiter
 from distcore_data.formats.places import START, Place
@@ -35,6 +35,7 @@ class IndexedRows:
         self._places = [known[part].places if part in known else _of_folder(part) for part in self._parts]
         counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
         self._ends = np.cumsum([0, *counts])
+        self._shards = {part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()}
 
     def __len__(self) -> int:
         """Return the number of rows, with those that cannot be read."""
@@ -47,12 +48,22 @@ class IndexedRows:
             raise IndexError(f"{source_name(self._source)}: has the rows 0 to {len(self) - 1}")
         wanted = np.unique(numbers)
         owners = np.searchsorted(self._ends, wanted, "right") - 1
+        asked = [(int(owner), wanted[owners == owner] - self._ends[owner]) for owner in np.unique(owners)]
+        parts = [part for owner, inside in asked for part in self._by_file(owner, inside)]
         read: dict[int, Record] = {}
-        needed = np.unique(owners).tolist()
-        for owner, _ in zip(needed, present([self._parts[owner] for owner in needed]), strict=True):
-            inside = wanted[owners == owner]
-            read |= zip(inside.tolist(), self._read(owner, inside - self._ends[owner]), strict=True)
+        for (_, owner, inside), _ in zip(parts, present(file for file, _, _ in parts), strict=True):
+            read |= zip((inside + self._ends[owner]).tolist(), self._read(owner, inside), strict=True)
         return [read[number] for number in numbers.tolist()]
+
+    def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, np.ndarray]]:
+        """Yield rows of one file or folder, ascending, by the file that they are in."""
+        files = self._shards.get(self._parts[owner], [self._parts[owner]])
+        if len(files) == 1:
+            yield files[0], owner, numbers
+            return
+        shards = np.searchsorted(self._places[owner][:, 0], numbers, "right") - 1
+        for shard in np.unique(shards).tolist():
+            yield files[shard], owner, numbers[shards == shard]
 
     def _read(self, owner: int, numbers: np.ndarray) -> Iterator[Record]:
         """Yield rows of one file or folder, ascending."""
