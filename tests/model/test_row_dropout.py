@@ -99,6 +99,52 @@ def test_recomputation_has_the_masks_of_the_first_pass(calls: int, reentrant: bo
     assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
 
 
+PARTS = {(3, 1): (1, 2), (3, 2): (0, 2)}
+"""The second half of the tokens, the first half of the features."""
+
+
+def test_a_part_of_a_row_has_its_part_of_the_mask(masks: RowMasks) -> None:
+    whole = dropped()
+    with forward_of(ROWS):
+        masks.set_parts({(4, 1): (1, 2)})
+        masks.set_parts(PARTS)
+        part = F.dropout(torch.ones(len(ROWS), 15, WIDTH // 2), 0.5)
+    assert torch.equal(part, whole[:, 15:, : WIDTH // 2])
+    assert torch.equal(dropped(), whole)
+
+
+def test_heads_of_a_rank_have_their_part_of_the_mask(masks: RowMasks) -> None:
+    states = torch.randn(4, 6, 5, 8)
+    own = states[:, 4:]
+    with forward_of(ROWS):
+        whole = F.scaled_dot_product_attention(states, states, states, dropout_p=0.5)
+    with forward_of(ROWS):
+        masks.set_parts({(4, 1): (2, 3)})
+        part = F.scaled_dot_product_attention(own, own, own, dropout_p=0.5)
+    assert torch.equal(part, whole[:, 4:])
+
+
+@pytest.mark.parametrize("widest", [True, False])
+def test_a_mask_that_is_too_wide_in_whole_is_by_row_on_no_rank(masks: RowMasks, widest: bool) -> None:
+    with forward_of(ROWS):
+        masks.set_parts({(2, 1): (0, 2)})
+        mask = masks.mask(torch.ones(()), (4, 2**13 + (not widest)), 0.5)
+    assert (mask is None) is not widest
+
+
+def test_recomputation_has_the_part_of_the_first_pass(masks: RowMasks) -> None:
+    gradients = []
+    for again in (True, False):
+        given = torch.ones(4, 15, WIDTH // 2, requires_grad=True)
+        with forward_of(ROWS):
+            masks.set_parts(PARTS)
+            made = checkpoint(F.dropout, given, use_reentrant=False) if again else F.dropout(given)
+            masks.set_parts({(3, 1): (0, 1)})  # as if an earlier recomputation had ended inside a split layer
+        made.square().sum().backward()
+        gradients.append(given.grad)
+    assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("masks")
 def test_recomputation_without_the_random_state_is_refused() -> None:
     given = torch.ones(4, 8, requires_grad=True)

@@ -15,9 +15,10 @@ from distcore.resolve import resolve as module
 from distcore.resolve.resolve import dropout_masks
 
 
-def masks(compile_mode: str = "off", ranks_per_shard: int = 1, **settings: Any) -> str:
+def masks(compile_mode: str = "off", ranks_per_shard: int = 1, row_masks: bool = False, **settings: Any) -> str:
     config = RunConfig.model_validate({"device": "cpu"} | settings)
-    return dropout_masks(config, Capabilities(spec_version=3, ranks_per_shard=ranks_per_shard), compile_mode)
+    declared = Capabilities(spec_version=3, ranks_per_shard=ranks_per_shard, row_masks=row_masks)
+    return dropout_masks(config, declared, compile_mode)
 
 
 def test_masks_follow_from_the_row_on_a_cpu() -> None:
@@ -25,6 +26,7 @@ def test_masks_follow_from_the_row_on_a_cpu() -> None:
     assert masks(dropout_masks="rank") == "rank"
     assert masks(device="cuda") == "rank"
     assert masks(device="cuda", dropout_masks="row") == "row"
+    assert masks(ranks_per_shard=2, row_masks=True) == "row"
 
 
 @pytest.mark.parametrize(

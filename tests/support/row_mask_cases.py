@@ -16,6 +16,17 @@ RUN: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="row"))
 """As much of a run as the masks ask for."""
 
 
+def with_dropout(model: Any, p: float) -> Any:
+    """Return a model of transformers whose layers drop hidden values and attention with the probability ``p``."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = p
+        for name in ("dropout", "attention_dropout", "attn_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, p)
+    return model
+
+
 @contextmanager
 def forward_of(rows: np.ndarray) -> Iterator[None]:
     """Compute rows, as the loop does."""

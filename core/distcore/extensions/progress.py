@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from distcore.extensions.metrics import numbers
-from distcore.extensions.notebook_line import NotebookLine, in_notebook
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, Run
 from distcore.plugin.strategy.hookspecs import hookimpl
@@ -105,6 +104,34 @@ class ProgressLine:
             self._live.console.print(Text(line))
         elif self._console is not None:
             print(line, file=sys.stderr, flush=True)
+
+
+class NotebookLine:
+    """One line below the cell of a notebook, which shows a carriage return as a terminal does and knows no cursor."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def update(self, text: str) -> None:
+        """Replace the line by ``text``."""
+        print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
+        self._length = len(text)
+
+    def say(self, text: str) -> None:
+        """Show ``text`` permanently; the next output is below it."""
+        self.update(text)
+        self.end()
+
+    def end(self) -> None:
+        """Leave the line as it is, and end."""
+        if self._length:
+            print(file=sys.stderr, flush=True)
+        self._length = 0
+
+
+def in_notebook() -> bool:
+    """Return True if stderr goes to the cell of a notebook, also from a rank that was forked there."""
+    return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
 def describe(run: Run, record: dict[str, float], width: int | None = None) -> str:

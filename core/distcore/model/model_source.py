@@ -95,12 +95,8 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
 
 def _names_layers(config: RunConfig) -> bool:
     optimizer = config.optimizer
-    if (
-        config.freeze is not None
-        or config.lora.rank is not None
-        or optimizer.groups
-        or optimizer.layer_decay is not None
-    ):
+    given = (config.freeze, config.lora.rank, optimizer.layer_decay)
+    if optimizer.groups or any(value is not None for value in given):
         return True
     return is_plugin(optimizer.name) and not optimizer_class(optimizer.name).elementwise
 

@@ -8,9 +8,8 @@ the pool the mask of a token begins. Both follow from integer operations, so tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +32,8 @@ LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
 Places = dict[int, tuple[Tensor, Tensor]]
 """By length of a joined sequence: each token's row in the micro-batch and its place there, int64 ``(tokens,)``."""
+Parts = Mapping[tuple[int, int], tuple[int, int]]
+"""Number of dimensions of a mask and one of them: the number of the part that is computed here, and of all parts."""
 
 
 class RowMasks:
@@ -46,8 +47,9 @@ class RowMasks:
         self._pools_key = 0
         self._rows: Tensor | None = None
         self._places: Places = {}
-        self._calls: dict[int, tuple[int, Places]] = {}
-        self._shared: tuple[int, Places] | None = None
+        self._parts: Parts = {}
+        self._calls: dict[int, tuple[int, Places, Parts]] = {}
+        self._shared: tuple[int, Places, Parts] | None = None
         self._before = torch.empty(0)
         self.is_new = True
         """True until the end of the first forward pass."""
@@ -57,6 +59,7 @@ class RowMasks:
     def begin_rows(self, rows: np.ndarray, device: torch.device) -> None:
         """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``, on ``device``."""
         self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
+        self._parts = {}
         if self.is_new:
             self._before = torch.get_rng_state()
 
@@ -75,6 +78,10 @@ class RowMasks:
     def set_places(self, rows: Tensor, places: Tensor) -> None:
         """Say where the tokens of a joined sequence come from, until the next call with as many tokens."""
         self._places = self._places | {len(rows): (rows, places)}
+
+    def set_parts(self, parts: Parts) -> None:
+        """Say which parts of a row this rank computes from now on; at first, and in other dimensions, it is all."""
+        self._parts = {**self._parts, **parts}
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
@@ -100,21 +107,24 @@ class RowMasks:
 
         ``None`` if the rows of ``shape`` are not known.
         """
-        *leading, width = shape
         is_plain = type(like) is Tensor and like.is_floating_point()
-        if self._rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS or width > WIDEST:
+        if self._rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS:
             return None
-        number, places = self._shared or self._next_call()
-        hashed = self._hashes(self._rows, leading, number, places)
+        number, places, parts = self._shared or self._next_call()
+        split = [parts.get((len(shape), dimension), (0, 1)) for dimension in range(len(shape))]
+        spans = [range(part * size, (part + 1) * size) for (part, _), size in zip(split, shape, strict=True)]
+        if shape[-1] * split[-1][1] > WIDEST:
+            return None
+        hashed = self._hashes(self._rows, spans[:-1], number, places)
         if hashed is None:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
-        windows = self._pool(p, like).as_strided((POOL, width), (1, 1))
+        windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
         begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes
         return windows.index_select(0, begins).view(*shape)
 
-    def _next_call(self) -> tuple[int, Places]:
-        """Return the number of a call in the forward pass, and the places of its tokens.
+    def _next_call(self) -> tuple[int, Places, Parts]:
+        """Return the number of a call in the forward pass, the places of its tokens, and the parts of its mask.
 
         Recomputation restores torch's generator, so a number drawn from it identifies the call.
         """
@@ -125,21 +135,21 @@ class RowMasks:
                     "task: the model recomputes activations without the random state of the first pass; call "
                     "torch.utils.checkpoint with preserve_rng_state=True, or set dropout_masks: rank"
                 )
-            self._calls[drawn] = (len(self._calls), self._places)
+            self._calls[drawn] = (len(self._calls), self._places, self._parts)
         return self._calls[drawn]
 
-    def _hashes(self, row_numbers: Tensor, leading: list[int], number: int, places: Places) -> Tensor | None:
-        """Return a hash for each index of the leading dimensions, int64 of that shape."""
-        salt = (self.key ^ (number * 0x2545F491)) & LOW
-        if leading and leading[0] == len(row_numbers):
+    def _hashes(self, row_numbers: Tensor, leading: list[range], number: int, places: Places) -> Tensor | None:
+        """Return a hash for each index of the leading dimensions, int64 of their shape."""
+        salt, sizes = (self.key ^ (number * 0x2545F491)) & LOW, [len(span) for span in leading]
+        if sizes and sizes[0] == len(row_numbers):
             hashed, others = _mix((row_numbers & LOW) ^ salt), leading[1:]
-        elif leading and int(np.prod(leading)) == leading[-1] and leading[-1] in places:
-            rows, place = places[leading[-1]]
+        elif sizes and int(np.prod(sizes)) == sizes[-1] and sizes[-1] in places:
+            rows, place = places[sizes[-1]]
             hashed, others = _mix(_mix((row_numbers[rows] & LOW) ^ salt) ^ _salts(place)), []
         else:
             return None
-        for size in others:
-            hashed = _mix(hashed[..., None] ^ _salts(torch.arange(size, device=row_numbers.device)))
+        for span in others:
+            hashed = _mix(hashed[..., None] ^ _salts(torch.arange(span.start, span.stop, device=row_numbers.device)))
         return hashed
 
     def _pool(self, p: float, like: Tensor) -> Tensor:
@@ -227,9 +237,8 @@ def _attention(
     """Compute torch's ``scaled_dot_product_attention``; with dropout by its definition, and a mask by row."""
     shape = (*query.shape[:-1], key.shape[-2])
     kept = _current.mask(query, shape, dropout_p) if dropout_p and _current is not None else None
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if kept is None:
-        return _torch_attention(query, key, value, attn_mask, dropout_p, **options)
+        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         shared = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)

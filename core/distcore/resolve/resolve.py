@@ -155,7 +155,7 @@ def _why_not_by_row(config: RunConfig, declared: Capabilities, compile_mode: str
     """Return why masks cannot follow from the row; empty if they can."""
     if compile_mode != "off":
         return "compiled code draws its own"
-    if declared.ranks_per_shard > 1:
+    if declared.ranks_per_shard > 1 and not declared.row_masks:
         return f"strategy {config.strategy!r} splits rows or layers over ranks"
     return ""
 

@@ -1,4 +1,4 @@
-from distcore.testing.strategy_contract import StrategyContract as StrategyContract
-from distcore.testing.task_contract import TaskContract as TaskContract
+from distcore.testing.contracts import StrategyContract as StrategyContract
+from distcore.testing.contracts import TaskContract as TaskContract
 
 __all__: list[str]

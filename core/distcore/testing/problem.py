@@ -121,7 +121,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
-        inner = F.gelu(self.up(self.norm(hidden)))
+        inner = self.dropout(F.gelu(self.up(self.norm(hidden))))  # a strategy may split it over ranks
         return hidden + self.dropout(self.down(inner))  # type: ignore[no-any-return]
 
 

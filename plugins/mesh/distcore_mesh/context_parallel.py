@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore import StrategyError, repeated_blocks
+from distcore_mesh.mask_parts import WHOLE, split_features, split_heads, split_tokens
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.tp_plans import model_type
 
@@ -31,25 +32,33 @@ class SplitSequences:
     """The ranks that share each sequence."""
     names: frozenset[str]
     """Parameters inside the blocks. A rank computes their gradients for its own tokens only."""
+    layers: tuple[int, int] = WHOLE
+    """Number of this rank among those that share layers beside the sequences, and how many they are."""
     length: int = field(default=0, init=False)
     """Length of the sequences of the running forward pass, over all ranks and without padding."""
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Return this rank's tokens of ``hidden``, shape ``(n, length, …)``, which is padded at the end."""
         self.length = hidden.shape[1]
+        split_tokens(self._part)
         return self.group.own_part(self._pad(hidden), 1)
 
     def leave(self, hidden: Tensor) -> Tensor:
         """Return the tokens of all ranks, without padding."""
+        split_tokens(WHOLE)
         return self.group.gather(hidden, 1)[:, : self.length]
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Return all tokens as the input of a split part. Their gradient is summed over the ranks."""
+        split_tokens(WHOLE)
+        split_features(self._part)
         # Contiguous even if padding was cut off, because transformers' Conv1D takes a view of its input.
         return self.group.gather_tokens(tokens)[:, : self.length].contiguous()
 
     def add(self, part: Tensor) -> Tensor:
         """Return this rank's tokens of the sum of ``part``, shape ``(n, length, …)``, over the ranks."""
+        split_tokens(self._part)
+        split_features(WHOLE)
         return self.group.add_tokens(self._pad(part))
 
     def own_part(self, positions: Tensor) -> Tensor:
@@ -58,11 +67,18 @@ class SplitSequences:
 
     def tokens_to_heads(self, tokens: Tensor) -> Tensor:
         """Exchange own tokens of all heads, ``(n, heads, tokens, size)``, for all tokens of own heads."""
+        rank, ranks = self.layers
+        split_heads((rank * self.group.size + self.group.rank, ranks * self.group.size))
         return self.group.exchange(tokens, 1, 2)[:, :, : self.length]
 
     def heads_to_tokens(self, heads: Tensor) -> Tensor:
         """Exchange all tokens of own heads, ``(n, tokens, heads, size)``, for own tokens of all heads."""
+        split_heads(self.layers)
         return self.group.exchange(self._pad(heads), 1, 2)
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        return self.group.rank, self.group.size
 
     @torch.no_grad()
     def sum_gradients(self, gradients: dict[str, Tensor]) -> None:
@@ -78,19 +94,19 @@ class SplitSequences:
         return F.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing)) if missing else tensor
 
 
-def split_sequences(model: nn.Module, group: ParallelGroup, tp: int) -> SplitSequences:
-    """Have the blocks of ``model`` compute a part of each sequence. ``tp`` ranks already share each layer.
+def split_sequences(model: nn.Module, group: ParallelGroup, layers: tuple[int, int]) -> SplitSequences:
+    """Have the blocks of ``model`` compute a part of each sequence. ``layers``: as in ``SplitSequences``.
 
     Raises StrategyError, one line, for a model type that is not known to work, or heads that do not divide.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    check_sequences(model, group.size, tp)
+    check_sequences(model, group.size, layers[1])
     blocks = list(repeated_blocks(model).values())
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     names = frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)
-    sequences = SplitSequences(group, names)
+    sequences = SplitSequences(group, names, layers)
     for attention in _attentions(blocks):
         original = _implementation(attention)
         ALL_ATTENTION_FUNCTIONS.register(PREFIX + original, _attend)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distcore_mesh.mask_parts import WHOLE, split_features
+
 Map = Callable[[Tensor], Tensor]
 """A map from a tensor, such as a gradient, to a tensor."""
 
@@ -37,6 +39,7 @@ class ParallelGroup:
 
         Layers that take the same tensor one after another, such as query, key and value, share one sum.
         """
+        split_features((self.rank, self.size))
         for last, entered in self._entered:
             if last is whole:
                 return entered
@@ -46,8 +49,9 @@ class ParallelGroup:
         return entered
 
     def forget(self) -> None:
-        """Forget the input of a split part that has ended without a collective: its result stays split."""
+        """Forget the input of a split part, which has ended."""
         self._entered.clear()
+        split_features(WHOLE)
 
     def enter_alone(self, whole: Tensor) -> Tensor:
         """Return ``whole`` as ``enter`` does, with a sum of its own."""
@@ -61,13 +65,13 @@ class ParallelGroup:
 
     def add(self, part: Tensor) -> Tensor:
         """Sum ``part`` over the ranks, in place. The gradient of each part is that of the sum."""
-        self._entered.clear()
+        self.forget()
         total: Tensor = _Add.apply(part, self)  # type: ignore[no-untyped-call]
         return total
 
     def gather(self, part: Tensor, dimension: int = -1) -> Tensor:
         """Return the parts of all ranks, joined along a dimension."""
-        self._entered.clear()
+        self.forget()
         return _map(part, partial(self.all_gather, dimension=dimension), partial(self.chunk, dimension=dimension))
 
     def own_part(self, whole: Tensor, dimension: int = -1) -> Tensor:

@@ -78,6 +78,7 @@ class MeshStrategy(MeshOptions):
             calls_any_time=self.pp == 1,
             phases=self.pp == 1,
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",
+            row_masks=self.pp == 1,
             own_steps=self.tp * self.cp * self.pp == 1,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
@@ -85,7 +86,7 @@ class MeshStrategy(MeshOptions):
             limits=(
                 "every rank builds a model whole, unless it starts from random weights that can be drawn in parts",
                 "tp needs a plan of the layers to split; LoRA needs tp = 1",
-                "where heads, hidden units or tokens are split, the ranks of a group draw the same dropout mask",
+                "with pp, or dropout_masks=rank, the ranks of a group draw the same dropout masks for their parts",
                 "cp supports decoders of a few model types; with cp or pp a model cannot generate text",
                 "pp supports models with one stack of blocks and without tied weights",
             ),
@@ -150,7 +151,7 @@ class MeshStrategy(MeshOptions):
             first = run.world.rank == stages.rank * (run.world.size // self.pp)
             layout = replace(layout, of_stage=mine, is_first_of_stage=first)
         if self.cp > 1:
-            sequence_split = split_sequences(model, sequences, self.tp)
+            sequence_split = split_sequences(model, sequences, (layers.rank, layers.size))
         if values is None:
             model = model.to(run.world.device)
         units = fsdp_units.find_units(model, block_classes)

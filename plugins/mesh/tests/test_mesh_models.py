@@ -1,11 +1,13 @@
-"""Models of transformers, split over two ranks, give the losses and gradients of the whole ones."""
+"""Models of transformers, split over two ranks, give the losses and gradients of the whole ones, with dropout, too."""
 
 import os
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from row_mask_cases import RUN, forward_of, with_dropout
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -38,6 +40,7 @@ from transformers import (
 )
 
 from distcore import RankInfo, Run, RunConfig, defaults, launch
+from distcore.model.row_dropout import use_row_masks
 from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
@@ -89,6 +92,17 @@ def inputs(name):
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
 
+def losses(model, batch):
+    """The losses in evaluation and in training, which has dropout and computes activations again."""
+    plain = model.eval()(**batch).loss
+    model.train().gradient_checkpointing_enable()
+    with use_row_masks(RUN), forward_of(np.array([5, 2, 9])):
+        dropped = model(**batch).loss
+        (plain + dropped).backward()
+    assert abs(plain - dropped) > 1e-5
+    return plain.detach(), dropped.detach()
+
+
 def distances():
     """For each model, in a rank: relative errors of loss and worst gradient, and which weights are split."""
     strategy, config = MeshStrategy(tp=2), RunConfig(device="cpu")
@@ -97,16 +111,14 @@ def distances():
     by_model = {}
     for name, make in MODELS.items():
         torch.manual_seed(0)
-        whole = make().eval()
+        whole = with_dropout(make(), 0.3)
         split = deepcopy(whole)
         run = Run(config=config, world=world, capabilities=strategy.capabilities, module=split, model=split)
         wrapped = strategy.wrap_model(run, split, None)
         batch = inputs(name)
-        expected, loss = whole(**batch).loss, split(**batch).loss
-        expected.backward()
-        loss.backward()
+        expected, made = losses(whole, batch), losses(split, batch)
         layout = wrapped.state.layout
-        errors = {"loss": float(abs(loss - expected) / expected)}
+        errors = {f"loss {at}": float(abs(a - b) / a) for at, (a, b) in enumerate(zip(expected, made, strict=True))}
         largest = max(float(p.grad.abs().max()) for p in whole.parameters() if p.grad is not None)
         for at, parameter in whole.named_parameters():
             if parameter.grad is not None:

@@ -1,18 +1,21 @@
-"""Models whose sequences are split over ranks give the losses and gradients of one process."""
+"""Models whose sequences are split over ranks give the losses and gradients of one process, with dropout."""
 
 import os
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from row_mask_cases import RUN, forward_of, with_dropout
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -42,6 +45,7 @@ from transformers import (
 )
 
 from distcore import Clip, ConfigError, RankInfo, Run, RunConfig, StrategyError, defaults, launch
+from distcore.model.row_dropout import use_row_masks
 from distcore_mesh.context_parallel import split_sequences
 from distcore_mesh.loss_parallel import SplitLogits
 from distcore_mesh.parallel_group import ParallelGroup
@@ -64,6 +68,7 @@ MODELS: dict[str, Any] = {
 }
 ENCODERS: dict[str, Any] = {
     "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL)),
+    "bert, tokens": lambda: BertForTokenClassification(BertConfig(**SMALL | {"num_labels": 64})),
     "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**SMALL)),
     "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**SMALL, embedding_size=16)),
     "distilbert": lambda: DistilBertForSequenceClassification(
@@ -92,7 +97,9 @@ def inputs(name, length):
     tokens[0, -2:] = 0
     mask[0, -2:] = 0
     labels = (
-        torch.tensor([0, 1, 1]) if "classifier" in name or name in ENCODERS else tokens.masked_fill(mask == 0, -100)
+        tokens.masked_fill(mask == 0, -100)
+        if (name in MODELS and "classifier" not in name) or "tokens" in name
+        else torch.tensor([0, 1, 1])
     )
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
 
@@ -100,7 +107,7 @@ def inputs(name, length):
 def distance(name, strategy, world):
     """The largest relative error of losses, gradient norm and parameters after a step with two micro-batches."""
     torch.manual_seed(0)
-    whole = ALL[name]().eval()
+    whole = with_dropout(ALL[name](), 0.3).eval()
     with torch.no_grad():
         for parameter in whole.parameters():  # else a bias of 0 hides how it is added, and one that keys have is noise
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
@@ -114,9 +121,7 @@ def distance(name, strategy, world):
         whole.zero_grad()
         model.zero_grad()
     for length in LENGTHS:
-        expected, loss = whole(**inputs(name, length)).loss, model(**inputs(name, length)).loss
-        expected.backward()
-        loss.backward()
+        expected, loss = (dropped(one, inputs(name, length)) for one in (whole, model))
         errors.append(float(abs(loss - expected) / expected))
     reference = torch.optim.SGD(whole.parameters(), lr=0.1)
     norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
@@ -133,6 +138,15 @@ def distance(name, strategy, world):
         held = held.full_tensor() if isinstance(held, DTensor) else held
         errors.append(float((held - wanted).detach().abs().max() / wanted.detach().abs().max()))
     return max(errors)
+
+
+def dropped(model, batch):
+    """The loss in training, for which the model computes activations again, after a backward pass."""
+    model.train().gradient_checkpointing_enable()
+    with use_row_masks(RUN), forward_of(np.array([5, 2, 9])):
+        loss = model(**batch).loss
+        loss.backward()
+    return loss.detach()
 
 
 def logits_error(whole, model):
@@ -213,7 +227,7 @@ def test_so_is_one_by_tokens_on_a_mesh_of_two_dimensions(other):
 
 
 def split(model, ranks):
-    return split_sequences(model, ParallelGroup(cast(ProcessGroup, None), 0, ranks), 1)
+    return split_sequences(model, ParallelGroup(cast(ProcessGroup, None), 0, ranks), (0, 1))
 
 
 def test_other_models_are_refused_with_those_that_go():

@@ -46,6 +46,8 @@ class Capabilities:
     """``mean`` or ``sum``: the gradients after a step's last ``backward``, over ranks."""
     ranks_per_shard: int = 1
     """Number of ranks that train on the same rows, such as a tensor- or pipeline-parallel group."""
+    row_masks: bool = False
+    """True if ranks of one data shard tell ``RowMasks`` which parts of a row they compute, so that masks are whole."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
     calls_any_time: bool = True

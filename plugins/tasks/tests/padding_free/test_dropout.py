@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from padding_free_models import CASES, LENGTHS, batch, model_of
-from row_mask_cases import RUN, forward_of
+from row_mask_cases import RUN, forward_of, with_dropout
 from torch import Tensor
 
 from distcore import RowMasks
@@ -28,17 +28,6 @@ def masks() -> Iterator[RowMasks]:
     with use_row_masks(RUN) as made:
         assert made is not None
         yield made
-
-
-def with_dropout(head: HeadName, kind: str) -> Any:
-    model = model_of(head, kind)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.2
-        for name in ("dropout", "attention_dropout", "attn_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.2)
-    return model
 
 
 def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -72,7 +61,7 @@ CUT = [[5], [0, 7, 1], [2, 3, 4, 6]]
 
 @pytest.mark.parametrize(("head", "kind"), CASES)
 def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str) -> None:
-    model = with_dropout(head, kind)
+    model = with_dropout(model_of(head, kind), 0.2)
     logits, gradient = answers(head, model, WHOLE)
     assert masks.outside is None
     off = model_of(head, kind)

@@ -1,16 +1,20 @@
-"""The laws as pytest tests; the one module here that imports pytest. A plugin subclasses ``StrategyContract``."""
+"""The laws as pytest tests; the one module here that imports pytest.
+
+The tests of a strategy subclass ``StrategyContract``, those of a task ``TaskContract``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
 
 from distcore.errors import DistcoreError
 from distcore.testing.findings import Finding
-from distcore.testing.register import all_cases
-from distcore.testing.runner import LIMIT, measure_each, subject_of
+from distcore.testing.register import all_cases, task_cases
+from distcore.testing.runner import LIMIT, check_task, measure_each, subject_of
 from distcore.testing.subject import Subject
 
 PER_LAUNCH = 2
@@ -42,19 +46,42 @@ class StrategyContract:
         if (request.cls, case) not in outcomes:
             key = _key(request.node)
             outcomes |= _measure([i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit)
-        outcome = outcomes[request.cls, case]
-        if isinstance(outcome, DistcoreError):
-            raise outcome
-        if outcome.held is None:
-            pytest.skip(outcome.note)
-        if not outcome.held:
-            pytest.fail(str(outcome), pytrace=False)
+        _report(outcomes[request.cls, case])
+
+
+class TaskContract:
+    """One test per case. The first test measures all cases of its class."""
+
+    task: ClassVar[str]
+    """Name of an installed task, or ``file.py:Class``."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Config keys by dotted name, such as ``{"task_options.model": "small"}``."""
+
+    @pytest.mark.parametrize("case", task_cases())
+    def test_law(self, case: str) -> None:
+        """A broken law fails with its error, its bound and where it was seen; a declared exemption skips."""
+        _report(_measure_task(self.task, *sorted(self.settings.items()))[case])
+
+
+@cache
+def _measure_task(task: str, *settings: tuple[str, Any]) -> dict[str, Finding]:
+    return {finding.case: finding for finding in check_task(task, dict(settings))}
 
 
 Outcomes = dict[tuple[type[Any], str], Finding | DistcoreError]
 """The finding by class and case, or the error that prevented the measurement."""
 _OUTCOMES = pytest.StashKey[Outcomes]()
 """Of a session; errors are kept too, so that no second test starts the ranks again."""
+
+
+def _report(outcome: Finding | DistcoreError) -> None:
+    """Pass, skip or fail the running test."""
+    if isinstance(outcome, DistcoreError):
+        raise outcome
+    if outcome.held is None:
+        pytest.skip(outcome.note)
+    if not outcome.held:
+        pytest.fail(str(outcome), pytrace=False)
 
 
 def _is_law(item: Any) -> bool:
