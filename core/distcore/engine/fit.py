@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from distcore.engine.best import Best, out_of_patience, update_best
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_stop, agree_on_tally
-from distcore.engine.stopping import catch_stop_signals
 from distcore.errors import StoppedError
+from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
@@ -81,6 +82,22 @@ def fit(
         line = f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}"
         raise StoppedError(line, *(128 + number for number in signals[:1]))
     return progress, best, last
+
+
+@contextmanager
+def catch_stop_signals() -> Iterator[list[int]]:
+    """Yield the signals so far, to which SIGTERM is added instead of ending the process.
+
+    The signal may reach one rank only, so all ranks agree when to stop. The first Ctrl-C is added, too, but not in
+    ranks: their launcher gets Ctrl-C as well, and distcore's then sends SIGTERM. Outside the main thread no handler
+    can be set, and the list stays empty.
+    """
+    received: list[int] = []
+    rank = join(os.environ)
+    is_ours = rank is None or rank.launcher == "local"  # ranks of our launcher ignore Ctrl-C, and it speaks for them
+    says_so = rank is None or not (is_ours or rank.rank)
+    with handle_stop_signals(received.append, is_ours, says_so):
+        yield received
 
 
 def due(

@@ -17,9 +17,8 @@ from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.datasets import check_indexed, mean_loss
 from distcore.plugin.task.frozen import INITIAL, FrozenModel, Initial
-from distcore.plugin.task.lines import objects, row_lines, tested_lines
 from distcore.plugin.task.losses import TaskLosses
-from distcore.plugin.task.outputs import Collected, checked_metrics, checked_outputs
+from distcore.plugin.task.outputs import Collected, checked_metrics, checked_outputs, row_lines, tested_lines
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Outputs
@@ -206,7 +205,7 @@ class BoundTask(TaskLosses):
 
     def predictions(self, outputs: Outputs, data: Datasets) -> Iterator[str]:
         """Yield the lines of predictions.jsonl; raises TaskError for a line that is not a JSON object."""
-        return tested_lines(objects(self._own["predictions"](outputs, data)))
+        return tested_lines(self._own["predictions"](outputs, data))
 
     def try_predictions(self, outputs: Outputs, data: Datasets) -> None:
         """Make the first lines of predictions.jsonl and forget them; raises TaskError as ``predictions`` does."""
@@ -248,7 +247,7 @@ class BoundTask(TaskLosses):
 
         Raises TaskError for a line that is not a JSON object, or too many or too few of them.
         """
-        return row_lines(objects(self._own["predictions"](outputs, data)), rows)
+        return row_lines(self._own["predictions"](outputs, data), rows)
 
     @property
     def _sums(self) -> bool:

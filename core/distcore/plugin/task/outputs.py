@@ -1,8 +1,11 @@
-"""Outputs of an evaluation: checked per micro-batch, joined on each rank, gathered over ranks, put into order."""
+"""Outputs of an evaluation: checked per micro-batch, joined on each rank, gathered over ranks, put into order.
+
+Lines of predictions, which a task makes of them, are checked and written as JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +17,7 @@ from distcore.files import strict_json
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.ragged import Ragged
+from distcore.plugin.task.task import FileRows
 
 INDEX = "index"
 """Name under which the row numbers travel with the outputs."""
@@ -189,3 +193,37 @@ def checked_json(complaint: str, value: object) -> str:
         return strict_json(value)
     except (TypeError, ValueError) as error:
         raise TaskError(f"task: {complaint}: {error}") from error
+
+
+def tested_lines(lines: Iterable[object]) -> Iterator[str]:
+    """Yield the lines of predictions.jsonl; raises TaskError for a line that is not a dict of JSON values."""
+    return map(_line, _objects(lines))
+
+
+def row_lines(lines: Iterable[object], rows: FileRows) -> list[str]:
+    """Return one line for each of ``rows``; raises TaskError as ``tested_lines``, and for too many or too few.
+
+    A line begins with file, row and, if known, id. It has no ``index``, which counts test rows. A ``file`` from the
+    task replaces file and row.
+    """
+    given = list(_objects(lines))
+    if len(given) != len(rows.records):
+        raise TaskError(f"task: predictions() gave {len(given)} lines for {len(rows.records)} rows")
+    written = []
+    for place, line in enumerate(given):
+        line.pop("index", None)
+        where = {} if "file" in line else {"file": rows.file, "row": rows.start + place}
+        named = {} if rows.ids is None else {"id": rows.ids[place]}
+        written.append(_line(where | named | line))
+    return written
+
+
+def _objects(lines: Iterable[object]) -> Iterator[dict[str, object]]:
+    for line in lines:
+        if not isinstance(line, dict):
+            raise TaskError(f"task: predictions() gave {type(line).__name__} as a line; expected a dict")
+        yield line
+
+
+def _line(values: dict[str, object]) -> str:
+    return checked_json("predictions() gave a line that is not JSON", values) + "\n"
