@@ -34,6 +34,8 @@ Places = dict[int, tuple[Tensor, Tensor]]
 """By length of a joined sequence: each token's row in the micro-batch and its place there, int64 ``(tokens,)``."""
 Parts = Mapping[tuple[int, int], tuple[int, int]]
 """Number of dimensions of a mask and one of them: the number of the part that is computed here, and of all parts."""
+Call = tuple[int, Tensor, Places, Parts]
+"""A call of the forward pass, for its recomputation: its number, its rows, and their places and parts."""
 
 
 class RowMasks:
@@ -48,8 +50,8 @@ class RowMasks:
         self._rows: Tensor | None = None
         self._places: Places = {}
         self._parts: Parts = {}
-        self._calls: dict[int, tuple[int, Places, Parts]] = {}
-        self._shared: tuple[int, Places, Parts] | None = None
+        self._calls: dict[int, Call] = {}
+        self._shared: Call | None = None
         self._before = torch.empty(0)
         self.is_new = True
         """True until the end of the first forward pass."""
@@ -86,7 +88,7 @@ class RowMasks:
     @contextmanager
     def one_call(self) -> Iterator[None]:
         """Count the calls inside the ``with`` block as one: each computes other rows."""
-        self._shared = self._next_call()
+        self._shared = None if self._rows is None else self._next_call(self._rows)
         try:
             yield
         finally:
@@ -94,7 +96,7 @@ class RowMasks:
 
     @contextmanager
     def some_rows(self, rows: Tensor) -> Iterator[None]:
-        """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``."""
+        """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``, or one several times."""
         every = self._rows
         self._rows = None if every is None else every[rows]
         try:
@@ -110,12 +112,13 @@ class RowMasks:
         is_plain = type(like) is Tensor and like.is_floating_point()
         if self._rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS:
             return None
-        number, places, parts = self._shared or self._next_call()
+        number, rows, places, parts = self._shared or self._next_call(self._rows)
+        rows = self._rows if self._shared else rows
         split = [parts.get((len(shape), dimension), (0, 1)) for dimension in range(len(shape))]
         spans = [range(part * size, (part + 1) * size) for (part, _), size in zip(split, shape, strict=True)]
         if shape[-1] * split[-1][1] > WIDEST:
             return None
-        hashed = self._hashes(self._rows, spans[:-1], number, places)
+        hashed = self._hashes(rows, spans[:-1], number, places)
         if hashed is None:
             self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
@@ -123,8 +126,8 @@ class RowMasks:
         begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes
         return windows.index_select(0, begins).view(*shape)
 
-    def _next_call(self) -> tuple[int, Places, Parts]:
-        """Return the number of a call in the forward pass, the places of its tokens, and the parts of its mask.
+    def _next_call(self, rows: Tensor) -> Call:
+        """Return a call of ``rows``, as it was in the forward pass.
 
         Recomputation restores torch's generator, so a number drawn from it identifies the call.
         """
@@ -135,7 +138,7 @@ class RowMasks:
                     "task: the model recomputes activations without the random state of the first pass; call "
                     "torch.utils.checkpoint with preserve_rng_state=True, or set dropout_masks: rank"
                 )
-            self._calls[drawn] = (len(self._calls), self._places, self._parts)
+            self._calls[drawn] = (len(self._calls), rows, self._places, self._parts)
         return self._calls[drawn]
 
     def _hashes(self, row_numbers: Tensor, leading: list[range], number: int, places: Places) -> Tensor | None:

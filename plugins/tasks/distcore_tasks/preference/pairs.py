@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +17,8 @@ from distcore_tasks.preference.unlabeled import unlabeled_preferences
 from distcore_tasks.shared.tokenized import TokenizedDatasets, empty_datasets, tokenized
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from distcore import RunConfig
 
 
@@ -75,3 +78,17 @@ class PairTask(PairOptions):
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
+
+
+def several_answers(model: object, batch: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """Return a context in which ``model`` computes all answers of each row, with the row's dropout masks."""
+    import torch
+
+    from distcore import current_masks
+
+    masks = current_masks() if getattr(model, "training", False) else None
+    if masks is None:
+        return nullcontext()
+    rows = len(batch["rows"])
+    numbers = torch.arange(rows, device=batch["rows"].device)
+    return masks.some_rows(numbers.repeat(len(batch["input_ids"]) // rows))

@@ -10,7 +10,7 @@ from distcore import Datasets
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.preference.losses import kto_losses, row_losses
 from distcore_tasks.preference.options import PreferenceOptions
-from distcore_tasks.preference.pairs import PairTask
+from distcore_tasks.preference.pairs import PairTask, several_answers
 from distcore_tasks.shared.tokenized import tokenized
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def _log_likelihoods(model: Callable[..., Any], batch: dict[str, Tensor]) -> Ten
     from torch.nn.functional import cross_entropy
 
     tokens, answer = batch["input_ids"], batch["answer"]
-    logits = model(input_ids=tokens, attention_mask=batch["attention_mask"], use_cache=False).logits[:, :-1]
+    with several_answers(model, batch):
+        logits = model(input_ids=tokens, attention_mask=batch["attention_mask"], use_cache=False).logits[:, :-1]
     losses = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     likelihoods: Tensor = -(losses.view_as(tokens[:, 1:]) * answer[:, 1:]).sum(1)
     return likelihoods

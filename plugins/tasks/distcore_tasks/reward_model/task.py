@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distcore import Datasets
-from distcore_tasks.preference.pairs import PairTask
+from distcore_tasks.preference.pairs import PairTask, several_answers
 from distcore_tasks.reward_model.models import build_reward_model
 from distcore_tasks.reward_model.options import RewardOptions
 from distcore_tasks.shared.tokenized import tokenized
@@ -51,6 +51,7 @@ class RewardModel(RewardOptions, PairTask):
 
 def _rewards(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the rewards of the chosen and of the rejected answers, fp32 ``(n,)`` each."""
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+    with several_answers(model, batch):
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
     chosen, rejected = logits[:, 0].float().chunk(2)
     return chosen, rejected

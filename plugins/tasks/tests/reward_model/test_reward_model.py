@@ -46,7 +46,7 @@ def test_loss_and_gradient_are_trls_formula_of_answers_alone() -> None:
 def run(out: Path, **changes: Any) -> list[dict[str, float]]:
     config: dict[str, Any] = {
         "task": "reward-model", "out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "log_every": 1,
-        "task_options": {"data": str(PAIRS), "max_seq_len": 40, "tokenizer": {"vocab_size": 400}, "dropout": 0.0},
+        "task_options": {"data": str(PAIRS), "max_seq_len": 40, "tokenizer": {"vocab_size": 400}, "dropout": 0.1},
         "device": "cpu", "extensions": {"progress": False}, "optimizer": {"eps": 1e-2},
         "schedule": {"name": "constant"},
     }  # fmt: skip
