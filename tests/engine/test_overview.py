@@ -84,6 +84,18 @@ def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
     ]
 
 
+@pytest.mark.parametrize("masks", ["row", "rank"])
+@pytest.mark.parametrize(("p", "size", "is_said"), [(0.1, 4, True), (0.1, 8, False), (0.0, 4, False)])
+def test_dropout_is_said_where_its_masks_depend_on_micro_batches(
+    p: float, size: int, is_said: bool, masks: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", f"nn.Sequential(nn.Dropout({p}), nn.Linear(4, 1))"))
+    lines = lines_of(f"--micro-batch-size {size} --set dropout_masks={masks}", capfd)
+    assert [line for line in lines if line.startswith("note:")] == (is_said and masks == "rank") * [
+        "note:   dropout masks follow from the rank, not from the row: results depend on ranks and micro-batches"
+    ]
+
+
 def test_how_steps_are_cut_is_for_those_who_debug(capfd: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in lines_of("--log-level debug", capfd) if "micro-batches" in line)
     assert line == "D rank 0: micro-batches: at most 4096 rows"

@@ -43,7 +43,7 @@ def places(function: str, first: str | None = None) -> dict[str, int]:
 
 
 def test_one_module_copies_a_config() -> None:
-    assert places("model_copy").keys() - {OF_A_MANIFEST} == {"core/distcore/config/changes.py"}
+    assert places("model_copy").keys() - {OF_A_MANIFEST} == {"core/distcore/config/loading.py"}
 
 
 def test_a_config_gets_other_values_where_a_run_is_resolved_or_a_job_is_made() -> None:

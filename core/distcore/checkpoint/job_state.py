@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.checkpoint.provenance import environment
 from distcore.config import RunConfig
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
+from distcore.model.dropout import has_dropout
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.batching.permutation import BLOCK, order_kind
 from distcore.plugin.strategy.contract import BaseModelRef, Progress, Run
@@ -186,8 +186,7 @@ def changed_masks(run: Run, job_state: dict[str, Any], path: Path) -> str:
     """Return why ``run`` has other dropout masks than the run of the checkpoint at ``path``; empty: it has the same."""
     configs = saved_config(job_state, path), run.config
     saved, now = (config.model_dump(mode="json") for config in configs)
-    has_dropout = any(isinstance(part, _DropoutNd) and part.p for part in run.module.modules())
-    if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not has_dropout:
+    if {saved["dropout_masks"], now["dropout_masks"]} != {"rank"} or not has_dropout(run.module):
         return ""  # a change of the masks' kind is said where it is chosen
     keys = MASKED_BY if saved["strategy"] == now["strategy"] else MASKED_BY[:-1]
     pairs = [(key, _lookup(saved, key), _lookup(now, key)) for key in keys]

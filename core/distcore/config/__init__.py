@@ -3,14 +3,14 @@
 Begin with `schema`.
 """
 
-from distcore.config.changes import is_open as is_open
-from distcore.config.changes import with_changes as with_changes
 from distcore.config.keys import EXECUTION as EXECUTION
 from distcore.config.keys import reset_by as reset_by
 from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import canonical as canonical
 from distcore.config.loading import dump_config as dump_config
+from distcore.config.loading import is_open as is_open
 from distcore.config.loading import load_config as load_config
+from distcore.config.loading import with_changes as with_changes
 from distcore.config.schema import Clip as Clip
 from distcore.config.schema import GroupRule as GroupRule
 from distcore.config.schema import LoRA as LoRA

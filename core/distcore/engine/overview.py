@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.config import GIVEN
+from distcore.model.dropout import has_dropout
 from distcore.model.optim import warmup_steps
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.task import Datasets
@@ -45,8 +46,11 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on {run.world.device.type}"
     yield f"ranks:  {ranks}, in {config.precision}"
     torchs = [part for part in run.module.modules() if isinstance(part, _BatchNorm) and not hasattr(part, "is_global")]
-    if run.world.shards * run.accumulation > 1 and torchs:
+    is_cut = run.world.shards * run.accumulation > 1
+    if is_cut and torchs:
         yield "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
+    if is_cut and config.dropout_masks == "rank" and has_dropout(run.module):
+        yield "note:   dropout masks follow from the rank, not from the row: results depend on ranks and micro-batches"
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
     ends = f" (max_steps, not epochs {config.epochs})" if config.max_steps and config.epochs > 1 else ""
     ends += ", all of them warm-up" if warmup_steps(config, run.total_steps) >= max(1, run.total_steps) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from distcore.config import RunConfig
 
@@ -25,6 +26,11 @@ class DrawnDropout(nn.Dropout):
         values = drawn.view(torch.int16)[:count].view(input.shape)
         kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=torch.empty(input.shape, dtype=input.dtype))
         return input * kept.mul_(2**BITS / (2**BITS - dropped))
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Return True if a layer of a model sets values to 0 in training."""
+    return any(isinstance(part, _DropoutNd) and part.p for part in module.modules())
 
 
 def draw_cheaply(config: RunConfig, module: nn.Module) -> None:

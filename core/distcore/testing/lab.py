@@ -15,7 +15,7 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.checkpoint import Files
 from distcore.config import RunConfig
-from distcore.config.changes import with_changes
+from distcore.config.loading import with_changes
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loader import MicroBatches, one_step
 from distcore.engine.loop import steps
