@@ -77,7 +77,6 @@ def print_described(console: Console, headings: Sequence[str], rows: Sequence[Se
 
 
 def _plain_table() -> Table:
-    """Return a table without rules: bold headings, some spaces between columns."""
     return Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
 
 

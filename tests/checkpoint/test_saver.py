@@ -9,11 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from checkpoint_cases import Crash, Recorder
 
 from distcore import RunConfig
-from distcore.checkpoint import Checkpoint
+from distcore.checkpoint import Checkpoint, find
+from distcore.checkpoint.commit import clean_up
+from distcore.checkpoint.files import Files
 from distcore.checkpoint.saver import Saver
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
@@ -40,8 +44,8 @@ class Disk(Unsynced):
         super().write(path, chunks)
 
 
-def saver(out: Path, disk: Disk, asynchronous: bool) -> tuple[Saver, Any]:
-    checkpoints = {"asynchronous": asynchronous, "keep_last": 2, "best": None}
+def saver(out: Path, disk: Files, asynchronous: bool, keep_last: int = 2) -> tuple[Saver, Any]:
+    checkpoints = {"asynchronous": asynchronous, "keep_last": keep_last, "best": None}
     extensions = {"progress": False}
     config = RunConfig(out=str(out), device="cpu", lr=5e-4, checkpoints=checkpoints, extensions=extensions)
     resolved = resolve(config, task=Problem())
@@ -112,3 +116,56 @@ def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints/step-00000001").exists()
     saving.wait()
     assert (tmp_path / "checkpoints/step-00000002").exists()
+
+
+def test_memory_is_used_again_and_has_the_state_of_each_step(tmp_path: Path) -> None:
+    saving, run = saver(tmp_path, Disk(), asynchronous=True)
+    places = []
+    for step in (1, 2):
+        with torch.no_grad():
+            run.module.head.weight.fill_(float(step))
+        save(saving, step)
+        places.append({name: copy.data_ptr() for name, copy in saving._memory.items()})
+        saved = Checkpoint(tmp_path / f"checkpoints/step-0000000{step}")["model/head.weight"]
+        assert (saved == step).all()
+    assert places[0]
+    assert places[0] == places[1]
+
+
+def test_training_waits_where_there_is_no_memory_for_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving, _ = saver(tmp_path, Disk(), asynchronous=True)
+    little = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    caplog.set_level("INFO", "distcore")
+    for step in (1, 2):
+        saving.save(Progress(step=step), None)
+        assert (tmp_path / f"checkpoints/step-0000000{step}").is_dir()  # nothing to wait for
+    assert not saving._memory
+    assert [record.message for record in caplog.records].count(
+        "training waits while checkpoints are written, as there is no memory for a copy"
+    ) == 1
+
+
+def test_a_crash_at_any_file_operation_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
+    left, stops = [], 0
+    while True:
+        stop_at, after = divmod(stops, 2)
+        out, disk = tmp_path / str(stops), Recorder(stop_at, bool(after))
+        save(saver(out, Unsynced(), asynchronous=True, keep_last=1)[0], 1)
+        try:
+            save(saver(out, disk, asynchronous=True, keep_last=1)[0], 2)
+        except Crash:
+            disk.lose()
+        else:
+            break  # it came to its end: there are no more operations
+        clean_up(Unsynced(), out / "checkpoints")
+        path = find("auto", out)
+        assert path is not None
+        Checkpoint(path).verify()
+        left.append(path.name)
+        stops += 1
+    assert len(left) > 20
+    assert set(left) == {"step-00000001", "step-00000002"}
+    assert left == sorted(left)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_native_id
 from typing import Any, TextIO
+
+import psutil
+import torch
+from torch import Tensor
 
 from distcore import checkpoint
 from distcore.checkpoint.commit import begin, commit, discard, is_published, staging_of
@@ -21,8 +29,11 @@ from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
 
+log = logging.getLogger("distcore")
 POLL = 0.02
 """Seconds between two checks for the files of other ranks."""
+NICENESS = 10
+"""Of the thread that writes: beside training that keeps two cores busy it takes a twentieth of them."""
 
 
 class Saver:
@@ -51,21 +62,27 @@ class Saver:
         self._files, self._content, self._held = files or Files(), content, held
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None
+        self._memory: dict[str, Tensor] = {}
+        self._is_beside = None if run.config.checkpoints.asynchronous else False
 
     def save(self, progress: Progress, best: dict[str, Any] | None) -> None:
         """Commit a checkpoint; with ``checkpoints.asynchronous`` return as soon as the state is copied to memory.
 
-        ``best`` describes the best evaluation so far, with its ``step``. Raises CheckpointError if this save fails, or
-        an earlier asynchronous one.
+        ``best`` describes the best evaluation so far, with its ``step``. Raises CheckpointError if this save, or an
+        earlier one, fails.
         """
         self.wait()
         run, hooks = self._run, self._hooks
         facts = {"best": best, **self._facts, **self._states()}
         if self._content and self._content.known:
             facts["rows"] = self._content.known
-        if run.config.checkpoints.asynchronous:
-            self._pending = (self._start_background_save(progress, facts), progress)
-            return
+        if self._is_beside is not False:
+            blocks = blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size)
+            if self._is_beside is None:
+                self._is_beside = have_room(run, hooks, blocks)
+            if self._is_beside:
+                self._pending = (self._start_background_save(blocks, progress, facts), progress)
+                return
         path = checkpoint.save(run, hooks, progress, self._folder, facts, self._files)
         self._retain(best)
         hooks.on_checkpoint(run, progress, path)
@@ -83,25 +100,23 @@ class Saver:
         return {"states": states} if states else {}
 
     def check(self) -> None:
-        """Raise CheckpointError if a save in the background has failed; cheap enough to call after each step."""
-        if self._pending and self._pending[0].done():
+        """Raise CheckpointError if a save in the background has failed here; cheap enough to call after each step."""
+        writing = self._pending[0] if self._pending else None
+        if writing and writing.done() and not isinstance(writing.exception(), ConnectionError):  # another rank says why
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save in progress, if any; raises CheckpointError if it failed."""
+        """Wait for the save in progress, if any; raises CheckpointError if it failed, ConnectionError if elsewhere."""
         if self._pending:
             (future, progress), self._pending = self._pending, None
             path = future.result()
             self._hooks.on_checkpoint(self._run, progress, path)
 
-    def _start_background_save(self, progress: Progress, facts: dict[str, Any]) -> Future[Path]:
-        """Copy the state to memory, and start a thread that writes it.
-
-        The thread runs no collectives, because they could mix with those of training: ranks communicate by files.
-        """
+    def _start_background_save(self, blocks: list[Block], progress: Progress, facts: dict[str, Any]) -> Future[Path]:
+        """Start a thread that writes a copy. It runs no collectives, beside those of training: ranks meet by files."""
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
-        blocks = copy_to_cpu(blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size))
-        job_state = collect_job_state(run, progress) | facts
+        blocks = copy_to_cpu(blocks, self._memory)
+        job_state = deepcopy(collect_job_state(run, progress) | facts)  # listeners go on with their states
         start = partial(begin, self._files, final) if run.world.is_main else None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
         return _in_background(lambda: self._write(final, blocks, job_state))
@@ -115,12 +130,12 @@ class Saver:
                 commit(files, final, world.size, job_state)
                 self._retain(job_state["best"])
             else:
-                self._wait_until(lambda: not staging_of(final).exists(), final)
-                if not final.exists():
-                    raise CheckpointError("another rank could not write its part")
+                self._wait_until(lambda: final.exists() and not staging_of(final).exists(), final)
         except (OSError, CheckpointError) as error:
+            is_elsewhere = world.size > 1 and not staging_of(final).exists() and not final.exists()
             discard(files, final)  # other ranks wait for it to be committed or to disappear
-            raise CheckpointError(f"checkpoint {final} could not be written: {error}") from error
+            kind = ConnectionError if is_elsewhere else CheckpointError
+            raise kind(f"checkpoint {final} could not be written: {error}") from error
         return final
 
     def _wait_until(self, condition: Callable[[], bool], final: Path) -> None:
@@ -138,10 +153,21 @@ class Saver:
             checkpoint.retain(self._folder, self._run.config.checkpoints.keep_last, step, self._files)
 
 
+def have_room(run: Run, hooks: Hooks, blocks: list[Block]) -> bool:
+    """Return True if a copy of all ranks' blocks takes less than half of the memory that is left on each machine."""
+    needed = sum(block.values.nbytes for block in blocks) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    mine = torch.tensor([needed < psutil.virtual_memory().available / 2], device=run.world.device)
+    if not (is_enough := bool(hooks.gather_outputs(run, {"room": mine})["room"].all())):
+        log.info("training waits while checkpoints are written, as there is no memory for a copy")
+    return is_enough
+
+
 def _in_background(work: Callable[[], Path]) -> Future[Path]:
     future: Future[Path] = Future()
 
     def run() -> None:
+        if sys.platform == "linux":  # elsewhere threads have no niceness of their own
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
         try:
             future.set_result(work())
         except BaseException as error:  # whatever it is, the training thread must see it

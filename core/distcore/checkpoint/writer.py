@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from distcore.checkpoint.boxes import BoxEntry, key_of
@@ -96,9 +97,18 @@ def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES)
     return sorted([*own, *_assign_to_rank(whole, rank, size)], key=lambda block: (block.name, block.start))
 
 
-def copy_to_cpu(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks with their values copied to main memory, so that training may change the originals."""
-    return [replace(block, values=block.values.detach().to("cpu", copy=True)) for block in blocks]
+def copy_to_cpu(blocks: Sequence[Block], memory: dict[str, Tensor]) -> list[Block]:
+    """Return the blocks with their values copied to main memory, so that training may change the originals.
+
+    ``memory`` has the copies of the last save, and is used again: getting new pages costs more than copying.
+    """
+    copies = []
+    for block in blocks:
+        values, key = block.values.detach(), f"{block.name}@{block.start}"
+        if key not in memory or (memory[key].shape, memory[key].dtype) != (values.shape, values.dtype):
+            memory[key] = torch.empty_like(values, device="cpu", memory_format=torch.contiguous_format)
+        copies.append(replace(block, values=memory[key].copy_(values)))
+    return copies
 
 
 def _check_names(state: State) -> None:

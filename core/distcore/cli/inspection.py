@@ -84,7 +84,6 @@ def _checkpoints(path: Path) -> list[Path]:
 
 
 def _line(path: Path) -> str:
-    """Describe a checkpoint in one line: name, epoch, samples, size, and its metric if it is the best one."""
     try:
         checkpoint = Checkpoint(path)
         job_state = checkpoint.job_state()

@@ -128,7 +128,6 @@ def top_parser() -> Parser:
 
 
 def _wrapped(name: str, text: str) -> str:
-    """Return one row of the table of commands, its text wrapped in a column of its own."""
     head = f"  {name}  "
     return textwrap.fill(text, help_width(), initial_indent=head, subsequent_indent=" " * len(head))
 

@@ -108,7 +108,6 @@ def _flag(name: str, option: Option) -> Flag:
 
 
 def _takes(text: str) -> str:
-    """Return the placeholder of a value of this type in ``--help``."""
     choices = re.findall(r"'([^']*)'", text)
     if text.startswith(NAMED):
         return "[NAME=]TEXT"

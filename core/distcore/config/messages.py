@@ -79,7 +79,6 @@ def _keys(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _deeper(model: type[BaseModel], key: str) -> str:
-    """Return a hint if a subtree of the config has this key."""
     paths = [f"{tree}.{key}" for tree in model.model_fields if key in _keys_at(model, [tree])]
     return f" (did you mean {paths[0]!r}?)" if paths else ""
 

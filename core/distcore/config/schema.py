@@ -202,7 +202,7 @@ class Checkpoints(_Tree):
         "sets, else of the first; auto: loss, or the task's first; null: off",
     )
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
-    asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")
+    asynchronous: bool = Field(True, description="write while training goes on, from a copy in main memory")
 
 
 EXTENSIONS_ON = ("progress", "metrics")

@@ -66,7 +66,6 @@ def _prepared(
 
 
 def _without_adapter(run: Run, *given: Any, **named: Any) -> Any:
-    """Call the trained model in evaluation mode as if it had no adapter."""
     was_training = run.model.training
     run.model.eval()
     try:

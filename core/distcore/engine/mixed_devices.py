@@ -44,6 +44,5 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost line of the traceback outside torch."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(TORCH)]
     return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}()"

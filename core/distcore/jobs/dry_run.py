@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 
 import torch
 
 from distcore.config import RunConfig, dump_config
 from distcore.engine.overview import rows_in_words
-from distcore.errors import DistcoreError
 from distcore.launchers.processes.cores import available_cores, crowding_warning, threads_per_rank
-from distcore.model.model_source import model_source
-from distcore.model.optim import freeze, optimizer_factory
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.strategy.memory import PlansMemory
 from distcore.plugin.task.task import Datasets
 from distcore.rank_environment import join
 from distcore.resolve.complete import complete, total_steps_of
@@ -31,7 +26,6 @@ def describe(resolved: Resolved, data: Datasets) -> str:
 
 def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     config = completed.config
-    total_steps = total_steps_of(config, len(data.train))
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
     joined = join(os.environ) is not None
@@ -42,26 +36,13 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank; this machine has {available_cores()} core(s)"
     yield description(config, data)
-    yield from _memory(completed, data)
-    yield f"steps: {plan.steps} per epoch, {total_steps} in total, {config.global_batch_size} rows each"
+    steps = f"{plan.steps} per epoch, {total_steps_of(config, len(data.train))} in total"
+    yield f"steps: {steps}, {config.global_batch_size} rows each"
     for rank in range(ranks):
         micros = plan.split(0, 0, rank, ranks)
         rows = ", ".join("0" if micro.is_padding else str(len(micro.indices)) for micro in micros)
         step = f"first step has {len(micros)} micro-batch(es), of {rows} rows"
         yield f"rank {rank} on {_device(config, rank)}: {step}"
-
-
-def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
-    """Yield the memory of each rank's states, if the strategy can plan it from a meta model."""
-    config, strategy = completed.config, completed.strategy
-    if not isinstance(strategy, PlansMemory):
-        return
-    with suppress(DistcoreError):
-        meta_model = model_source(config, completed.task, data).meta_model()
-        freeze(config, meta_model)
-        held = strategy.plan_memory(config, meta_model, int(config.nproc), optimizer_factory(config))
-        what = "parameters, gradients and optimizer state"
-        yield f"memory: {held.states / 2**20:,.1f} MiB per rank for {what}, without activations (see distcore plan)"
 
 
 def _device(config: RunConfig, rank: int) -> str:

@@ -78,7 +78,6 @@ def export(path: Path, to: Path, task_name: str | None, merged: bool, form: str,
 
 
 def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | None) -> TrainedModel:
-    """Build the model of a checkpoint with its weights; raises DistcoreError."""
     path, job_state = checkpoint.path, checkpoint.job_state()
     task = tasks.of(config, task_name)
     check_task_files(path, job_state)

@@ -218,7 +218,6 @@ class Loop(Simple):
 
 
 def _check_unheard(config: RunConfig) -> None:
-    """Raise ConfigError for keys that a session would ignore."""
     given = {key: value for key in UNHEARD if (value := getattr(config, key))}
     usual = RunConfig().extensions
     given |= {f"extensions.{name}": on for name, on in config.extensions.items() if on and usual.get(name) != on}

@@ -98,14 +98,12 @@ class _WeightsByAverageName(LocalState):
 
 
 def _trained_state(run: Run, hooks: Hooks) -> State:
-    """Return this rank's part of the trained weights."""
     names = {WEIGHTS + name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
     held = hooks.save_checkpoint(replace(run, optimizer=None))
     return {name: value for name, value in held.items() if name in names}
 
 
 def _copied(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | list[Box]:
-    """Return an fp32 copy of a tensor, piece or boxes."""
     if isinstance(held, Tensor):
         return held.detach().to(torch.float32, copy=True)
     if isinstance(held, Piece | Box):

@@ -94,7 +94,6 @@ def _fields(cls: type[object]) -> list[dataclasses.Field[Any]]:
 
 
 def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield each unknown option, with the known options at its level."""
     known = [field.name for field in _fields(cls)]
     for name, value in options.items():
         if name not in known:

@@ -108,7 +108,6 @@ class TaskLab:
 
     @cached_property
     def _consult(self) -> Callable[[Batch], Batch]:
-        """Add the outputs of the task's frozen models to a batch."""
         if not self.task.has("frozen"):
             return lambda batch: batch
         module = self.build()

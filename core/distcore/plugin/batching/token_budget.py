@@ -64,7 +64,6 @@ class TokenCut:
         return (len(reduced._bounds(lengths, shards)) - 1) // shards
 
     def _bounds(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> list[int]:
-        """Return the bounds of the slices, from 0 to n inclusive."""
         longest = int(lengths[-1]) if len(lengths) else 1
         if not len(lengths) or lengths[0] == longest:
             return equal_bounds(len(lengths), (rounds or -(-len(lengths) // (self.fit(longest) * shards))) * shards)

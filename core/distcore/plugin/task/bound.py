@@ -262,7 +262,6 @@ class BoundTask(TaskLosses):
         return self.has("outputs") or self.has("generate") or self._evaluates_its_loss
 
     def _outputs(self) -> tuple[str, Callable[[nn.Module, Batch], object]] | None:
-        """Return the method that gives outputs, and its name."""
         if self.has("outputs"):
             return self.written_as("outputs", "row_metrics"), self._own["outputs"]
         if not self._evaluates_its_loss:

@@ -42,7 +42,6 @@ class LookedUp:
         return self._own.keys() >= {*names}
 
     def _call(self, name: str, default: T, *arguments: object) -> T:
-        """Call an optional method; return ``default`` if the task does not have it."""
         if name not in self._own:
             return default
         result: T = self._own[name](*arguments)
