@@ -22,6 +22,7 @@ import torch
 import work_folder as work
 from torch.nn import functional
 
+from distcore import RowMasks
 from distcore.model.row_dropout import use_row_masks
 
 KIND = getattr(torch.accelerator.current_accelerator(), "type", "cpu") if torch.accelerator.is_available() else "cpu"
@@ -151,6 +152,36 @@ def test_time_of_dropout_by_row(row: Row) -> None:
             seconds[way] = time.perf_counter() - begun
     ratio = seconds["row"] / seconds["rank"]
     row("dropout of 16 × 512 × 768 values by row, forward and backward", f"{ratio:.2f} of torch's time", "none")
+
+
+@pytest.mark.alone
+def test_time_of_compiled_dropout_by_row(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that compiled code hashes for each value: whether they should replace the pool on accelerators."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    benchmark: Any = importlib.import_module("dropout")
+    given, rows = torch.ones(16, 512, 768, device=KIND, requires_grad=True), np.arange(16)
+    masks, seconds = RowMasks(), dict[str, float]()
+    masks.begin_rows(rows, given.device)
+    mask = masks.mask(given, given.shape, 0.1)
+    compiled = torch.compile(benchmark.hashed)
+    numbers, places = benchmark.seeds(0).to(KIND), torch.from_numpy(rows).to(KIND)
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "torch": lambda: functional.dropout(given, 0.1),
+        "compiled": lambda: compiled(given, places, numbers, round(0.1 * 2**16)),
+    }
+    assert mask is not None
+    assert torch.equal(ways["compiled"](), given * mask)
+    for way, act in (*ways.items(), *ways.items()):  # the first time of each warms up
+        torch.accelerator.synchronize()
+        begun = time.perf_counter()
+        for _ in range(50):
+            act().sum().backward()
+        torch.accelerator.synchronize()
+        seconds[way] = time.perf_counter() - begun
+    ratio = seconds["compiled"] / seconds["torch"]
+    row(
+        "compiled dropout of 16 × 512 × 768 values by row, forward and backward", f"{ratio:.2f} of torch's time", "none"
+    )
 
 
 def test_resume_on_the_device_and_on_the_cpu(folder: Path, row: Row) -> None:
