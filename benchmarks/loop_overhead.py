@@ -40,9 +40,8 @@ from torch import Tensor, nn
 
 from distcore import Datasets, RunConfig
 from distcore.engine.loop import steps as loop_steps
-from distcore.engine.trainer import build_run
+from distcore.engine.trainer import build_run, load_extensions
 from distcore.plugin.batching.sampling import BatchPlan
-from distcore.plugin.extensions import load_extensions
 from distcore.plugin.strategy.contract import Progress, RankInfo
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve import strategies

@@ -10,7 +10,7 @@ import pytest
 from distcore import RunConfig, hookimpl, launch, train
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.distance import difference
-from distcore.plugin.extensions import load_extensions
+from distcore.engine.trainer import load_extensions
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.testing.problem import Problem
 

@@ -16,8 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from distcore import ConfigError, RunConfig, hookimpl, train
 from distcore.checkpoint import read_tensors
 from distcore.distributed.arithmetic import arithmetic_of
+from distcore.engine.trainer import load_extensions
 from distcore.jobs import resolve
-from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
 from distcore.testing.variants import Referenced
 

@@ -14,10 +14,10 @@ import pytest
 from work_folder import install
 
 from distcore import RankError, RunConfig, registry, train
+from distcore.engine.trainer import load_extensions
 from distcore.errors import StrategyError
 from distcore.extensions.progress import ProgressLine, describe, describe_evaluation, time_left
 from distcore.files import is_held
-from distcore.plugin.extensions import load_extensions
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import Datasets, Phase, Ragged, RunConfig, Step, registry
+from distcore import Datasets, Phase, Progress, Ragged, RunConfig, Step, hookimpl, registry
 from distcore.testing.problem import Problem, RandomRows
 from distcore.testing.register import task_cases
 from distcore.testing.runner import check_task
@@ -164,6 +164,51 @@ class AddsNoiseAtRandom(SoundSteps):
         return loss
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoundState(Problem):
+    """The same for a task that keeps a state."""
+
+    seen: list[int] = field(default_factory=list, init=False)
+
+    @hookimpl
+    def on_step_end(self, progress: Progress) -> None:
+        self.seen.append(progress.samples)
+
+    def state(self) -> list[int]:
+        return self.seen
+
+    def load_state(self, state: list[int]) -> None:
+        self.seen[:] = state
+
+
+@breaks("state-continues")
+class ForgetsItsState(SoundState):
+    def load_state(self, state: list[int]) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsTheCount(SoundSteps):
+    """Has steps that depend on a state, which a checkpoint keeps."""
+
+    count: list[int] = field(default_factory=lambda: [0], init=False)
+
+    def train_step(self, step: Step) -> Tensor:
+        self.count[0] += 1
+        loss = step.gradients()
+        for parameter in step.parameters.values():
+            if parameter.grad is not None:
+                parameter.grad *= self.count[0]
+        step.apply()
+        return loss
+
+    def state(self) -> list[int]:
+        return self.count
+
+    def load_state(self, state: list[int]) -> None:
+        self.count[:] = state
+
+
 @breaks("terms-count")
 class CountsATermThatIsNotThere(TwoTerms):
     def loss(self, model: nn.Module, batch: dict[str, Tensor], log: Any) -> Any:  # type: ignore[override]
@@ -288,7 +333,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("case", task_cases())
 def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
-    others = {"embeds-rows-alone": SoundWholeBatch, "phases-reach-theirs": SoundPhases}
+    others = {
+        "embeds-rows-alone": SoundWholeBatch,
+        "phases-reach-theirs": SoundPhases,
+        "state-continues": SoundState,
+    }
     task = SoundSteps if case.startswith("own-steps") else others.get(case, Sound)
     assert measured(task, case).held, str(measured(task, case))
 
@@ -297,6 +346,11 @@ def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
 @pytest.mark.parametrize("task", [TwoTerms, Referenced, SoundPhases])
 def test_tasks_with_terms_frozen_models_and_phases_are_measured_too(task: type[Any], case: str, measured: Any) -> None:
     assert measured(task, case).held, str(measured(task, case))
+
+
+@pytest.mark.parametrize("case", ["own-steps-continue", "state-continues"])
+def test_own_steps_with_a_state_continue(case: str, measured: Any) -> None:
+    assert measured(KeepsTheCount, case).held, str(measured(KeepsTheCount, case))
 
 
 def test_a_frozen_model_that_is_asked_for_a_batch_is_found(measured: Any) -> None:

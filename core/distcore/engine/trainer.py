@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from distcore import checkpoint
+from distcore import checkpoint, registry
 from distcore.checkpoint.job_state import fingerprint, steps_key
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
@@ -28,11 +28,11 @@ from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
 from distcore.errors import StoppedError, StrategyError
-from distcore.files import hold
+from distcore.files import absolute, hold
 from distcore.model import averages
 from distcore.model.model_source import model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
-from distcore.plugin.extensions import load_extensions
+from distcore.plugin.options import build
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
@@ -121,6 +121,21 @@ def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tup
     listeners = load_extensions(config) | resolved.task.listener() if listens else {}
     hooks = Hooks(config.strategy, resolved.strategy, listeners)
     return hooks, hooks.setup(config, rank_info)
+
+
+def load_extensions(config: RunConfig) -> dict[str, object]:
+    """Import and build the extensions that are switched on, in the order of the config; return them by name.
+
+    A name is an entry point of ``distcore.extensions``, or ``path/to/file.py:Class`` for a class that is not packaged.
+    Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong option.
+    """
+    # A file may be named twice: by its absolute path in a run's config.yaml, and as the user names it now.
+    given = {absolute(name): (name, switch) for name, switch in config.extensions.items()}
+    return {
+        name: build("extension", name, registry.load("extensions", name), {} if switch is True else switch)
+        for name, switch in given.values()
+        if switch is not False
+    }
 
 
 def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets, training: bool = True) -> Run:

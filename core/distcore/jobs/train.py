@@ -260,8 +260,8 @@ def check(resolved: Resolved) -> Datasets:
     Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
+    from distcore.engine.trainer import load_extensions
     from distcore.model.model_source import check_model
-    from distcore.plugin.extensions import load_extensions
     from distcore.plugin.strategy.hooks import Hooks
     from distcore.plugin.strategy.tally import Tally
     from distcore.resolve.complete import complete

@@ -18,8 +18,8 @@ from text_task import TEXTS
 
 from distcore import Evaluation, Progress, RunConfig, train
 from distcore.checkpoint import Checkpoint
+from distcore.engine.trainer import load_extensions
 from distcore.errors import StoppedError, StrategyError
-from distcore.plugin.extensions import load_extensions
 from distcore_trackers.tracking import Tracker
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
