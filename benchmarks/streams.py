@@ -81,7 +81,8 @@ def resumes(rows: int = 10**8, times: int = 9) -> Iterator[str]:
             tracemalloc.start()
             first_batch(order, 2 * times, 0.99)
             sources = order.sources if isinstance(order, MixedRows) else (order,)
-            kept = (tracemalloc.get_traced_memory()[0] + sum(source.bounds.nbytes for source in sources)) / 2**20
+            stored = sum(source.bounds.nbytes for source in sources if isinstance(source.bounds, np.ndarray))
+            kept = (tracemalloc.get_traced_memory()[0] + stored) / 2**20
             tracemalloc.stop()
             print(f"{name:24} {start:7.1f} {late:7.1f} {kept:7.1f}")
             if late > 1.2 * start + 1 or kept > 200:
@@ -91,7 +92,7 @@ def resumes(rows: int = 10**8, times: int = 9) -> Iterator[str]:
 def shuffled(kind: str, start: int, stop: int, key: int) -> WindowedRows:
     if kind == "full":
         return WindowedRows(bounds=np.array([start, stop]), window=1, key=key)
-    return WindowedRows(bounds=np.append(np.arange(start, stop, SHARD), stop), window=1024, key=key)
+    return WindowedRows.even(start, stop, SHARD, window=1024, key=key)
 
 
 def first_batch(order: WindowedRows | MixedRows, seed: int, share: float) -> float:

@@ -114,6 +114,9 @@ def _check_file(file: Path) -> None:
     if not file.exists() and not is_copy(file):
         beside = (path.name for path in file.parent.iterdir()) if file.parent.is_dir() else ()
         raise DataError(f"data file {file}: no such file{nearest(file.name, beside)}")
+    if file.exists() and not file.is_file() and not file.is_dir():
+        problem = "is a pipe or a device, which is read once, so a resume could not go on inside it (law 7)"
+        raise DataError(f"data file {file}: {problem}; write its rows to a file")
     if folder := FOLDERS.get(format_of(file)):
         if lost := next((part for part in folder.files(file) if not (part.is_file() or is_copy(part))), None):
             raise DataError(f"data file {lost}: no such file, but {folder.listing} names it; fetch it")
@@ -125,8 +128,6 @@ def _check_file(file: Path) -> None:
         known = f"{', '.join(READERS)}, {LIST}, also with {' or '.join(COMPRESSED)}"
         hint = RENAMED.get(file.suffix, "")
         raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}")
-    if not file.is_file() and not is_copy(file):
-        raise DataError(f"data file {file}: not a regular file")
     if file.is_file() and file.stat().st_size == 0:
         raise DataError(f"data file {file}: is empty")
     if file.suffix.lower() == ".zst":

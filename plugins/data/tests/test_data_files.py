@@ -219,6 +219,15 @@ def test_a_file_may_be_compressed(tmp_path, suffix, compression):
         list(read_records(packed, columns))
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows"])
+def test_a_pipe_is_refused_with_the_reason(tmp_path, name):
+    """It is not opened: without a writer that would wait forever."""
+    os.mkfifo(tmp_path / name)
+    line = rf"{name}: is a pipe or a device, which is read once, so a resume could not .*; write its rows to a file$"
+    with pytest.raises(DataError, match=line):
+        read_records(tmp_path / name, COLUMNS)
+
+
 def test_several_files_a_folder_and_a_pattern_are_read_one_after_the_other(tmp_path):
     for name, text in (("b.jsonl", "y"), ("a.jsonl", "x"), ("c.jsonl", "z")):
         write(tmp_path / name, text=[text], label=[0])

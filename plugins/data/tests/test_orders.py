@@ -18,6 +18,7 @@ import pytest
 from distcore import BatchPlan, ConstantColumn
 from distcore.plugin.batching.sampling import rank_sampler
 from distcore_data import MixedRows, RowOrder, WindowedRows
+from distcore_data.orders import windows
 from distcore_data.orders.mixtures import PERIOD, MixedEpoch, shares_of
 from distcore_data.orders.windows import WindowedEpoch
 
@@ -39,7 +40,7 @@ def random_windows(random: np.random.Generator, first: int = 0, key: int = 0) ->
 def random_order(random: np.random.Generator) -> WindowedRows | MixedRows:
     sources: list[WindowedRows] = []
     for key in range(int(random.integers(1, 4))):
-        sources.append(random_windows(random, int(sources[-1].bounds[-1]) if sources else 0, key))
+        sources.append(random_windows(random, sources[-1].stop if sources else 0, key))
     if len(sources) == 1:
         return sources[0]
     first, *others = (
@@ -57,7 +58,7 @@ def sources_of(order: WindowedRows | MixedRows) -> tuple[WindowedRows, ...]:
 def check_epochs(order: WindowedRows | MixedRows, rows: np.ndarray) -> None:
     """Each stretch of a source's rows as long as the source has each of them once."""
     for source in sources_of(order):
-        low, high = int(source.bounds[0]), int(source.bounds[-1])
+        low, high = source.start, source.stop
         mine = rows[(rows >= low) & (rows < high)]
         for start in range(0, len(mine), high - low):
             stretch = mine[start : start + high - low].tolist()
@@ -134,8 +135,9 @@ def by_call(order: WindowedEpoch, positions: np.ndarray) -> np.ndarray:
 
 def dropped_tails(order: WindowedEpoch, positions: np.ndarray) -> np.ndarray:
     """Shards that are cut to the shortest one, so that ranks read equal numbers of rows."""
-    shortest = int(np.diff(order.order.bounds).min())
-    rows, bounds = RIGHT(order, positions), order.order.bounds
+    bounds = order.order.bounds
+    assert isinstance(bounds, np.ndarray)
+    rows, shortest = RIGHT(order, positions), int(np.diff(bounds).min())
     shard = np.searchsorted(bounds, rows, "right") - 1
     kept: np.ndarray = bounds[shard] + (rows - bounds[shard]) % max(1, shortest)
     return kept
@@ -201,9 +203,27 @@ def test_large_windows_are_computed_and_not_stored() -> None:
     assert order(0, 1)[np.arange(777, 800)].tolist() == whole(order, 0, 1)[777:800].tolist()
 
 
+def test_many_shards_are_computed_and_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = WindowedRows.even(5, 1003, 7, window=4)
+    before, content = whole(stored, 0, 1), stored.content
+    assert np.array_equal(before, whole(WindowedRows(bounds=np.append(np.arange(5, 1003, 7), 1003), window=4), 0, 1))
+    monkeypatch.setattr(windows, "STORED", 4)
+    random = np.random.default_rng(1)
+    for _ in range(SCHEDULES // 20):
+        order = random_order(random)
+        check_schedule(random_schedule(random, order), order)
+    computed = WindowedRows.even(5, 1003, 7, window=4)
+    assert content != computed.content
+    for epoch in (0, 1):
+        assert np.array_equal(np.sort(whole(computed, 0, epoch)), np.arange(5, 1003))
+    assert not np.array_equal(whole(computed, 0, 1), before)
+    firsts = [{*((computed(seed, epoch)[np.arange(28)] - 5) // 7)} for seed, epoch in ((0, 1), (0, 2), (1, 1))]
+    assert firsts[0] != firsts[1] != firsts[2] != firsts[0]
+
+
 def test_a_hundred_million_rows_cost_as_much_at_their_end_as_at_their_start() -> None:
     rows = 10**8
-    order = WindowedRows(bounds=np.append(np.arange(0, rows, 64), rows), window=1024)
+    order = WindowedRows.even(0, rows, 64, window=1024)
     last = order(0, 3)[np.arange(rows - 256, rows)]
     assert len(set(last.tolist())) == 256
     assert len(set((last // 64).tolist())) <= 256

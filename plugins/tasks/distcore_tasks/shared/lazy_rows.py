@@ -52,11 +52,19 @@ def picked(values: Values[T], numbers: np.ndarray) -> LazyValues[T]:
     return LazyValues(lambda: compress(values, chosen.tobytes()), len(numbers))
 
 
-def read_values(source: Source, read: Callable[[], Iterator[T]]) -> Values[T]:
-    """Return all values that ``read`` yields. Reads every value once, so that bad rows raise here.
+def read_values(
+    source: Source, read: Callable[[], Iterator[T]], see: Callable[[T], None] = lambda value: None
+) -> Values[T]:
+    """Return all values that ``read`` yields. Reads every value once, so that bad rows raise here; ``see`` takes each.
 
     Keeps only values of a ``.json`` file in memory, because its parser reads the whole file.
     """
+
+    def seen() -> Iterator[T]:
+        for value in read():
+            see(value)
+            yield value
+
     if data_format(source) == ".json":
-        return list(read())
-    return LazyValues(read, sum(1 for _ in read()))
+        return list(seen())
+    return LazyValues(read, sum(1 for _ in seen()))

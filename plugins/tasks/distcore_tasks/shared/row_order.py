@@ -95,4 +95,4 @@ def _first_position(step: int, rows: int, global_batch: int) -> int:
 def _shuffled(asked: Order, start: int, stop: int, key: int = 0) -> WindowedRows:
     if asked.kind == "full":
         return WindowedRows(bounds=np.array([start, stop]), window=1, key=key)
-    return WindowedRows(bounds=np.append(np.arange(start, stop, SHARD), stop), window=asked.window_shards, key=key)
+    return WindowedRows.even(start, stop, SHARD, asked.window_shards, key)

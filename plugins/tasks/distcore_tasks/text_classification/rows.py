@@ -47,13 +47,30 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
     Raises DataError with the row (counted from 1, without a header), the problem and the remedy.
     """
     name, asked = source_name(source), columns.settings()
-    records = read_values(source, lambda: _checked(name, read_records(source, asked), columns))
-    return _rows(name, records, columns, problem, csv=data_format(source) == ".csv")
+    kept = _Kept(columns)
+    records = read_values(source, lambda: _checked(name, read_records(source, asked), columns), kept.add)
+    return _rows(name, records, kept, problem, csv=data_format(source) == ".csv")
 
 
 def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> LabeledTexts:  # noqa: B008
     """Return checked records with one class each. Raises DataError with a message that starts with ``name``."""
-    return _rows(name, list(_checked(name, records, columns)), columns, SINGLE_LABEL)
+    rows, kept = list(_checked(name, records, columns)), _Kept(columns)
+    for row in rows:
+        kept.add(row)
+    return _rows(name, rows, kept, SINGLE_LABEL)
+
+
+class _Kept:
+    """Labels and ids of all records, which alone stay in memory."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.places = {column: place for place, column in enumerate(columns_of(columns))}
+        self.values: dict[str, list[Any]] = {column: [] for column in ("label", "id") if column in self.places}
+
+    def add(self, record: Record) -> None:
+        """Keep those of one more record."""
+        for column, values in self.values.items():
+            values.append(record[self.places[column]])
 
 
 def _checked(name: str, records: Iterable[tuple[object, ...]], columns: Columns) -> Iterator[Record]:
@@ -65,16 +82,12 @@ def _checked(name: str, records: Iterable[tuple[object, ...]], columns: Columns)
         yield record
 
 
-def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem, *, csv: bool = False) -> LabeledTexts:
-    """Check labels, and return the records as rows. Only labels and ids stay in memory."""
+def _rows(name: str, records: Values[Record], kept: _Kept, problem: Problem, *, csv: bool = False) -> LabeledTexts:
+    """Check labels, and return the records as rows."""
     if not len(records):
         raise DataError(f"{name}: holds no rows")
-    places = {column: place for place, column in enumerate(columns_of(columns))}
-    columns_read: dict[str, list[Any]] = {column: [] for column in ("label", "id") if column in places}
-    for record in records:
-        for column, values in columns_read.items():
-            values.append(record[places[column]])
-    labels = problem.from_csv(columns_read["label"]) if csv else columns_read["label"]
+    places, labels = kept.places, kept.values["label"]
+    labels = problem.from_csv(labels) if csv else labels
     for number, wrong in enumerate(problem.label_problems(labels), 1):
         if wrong:
             raise row_error(name, number, wrong)
@@ -83,7 +96,7 @@ def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem
         return LazyValues(lambda: (str(record[places[column]]) for record in records), len(records))
 
     seconds = texts("text_pair") if "text_pair" in places else None
-    return LabeledTexts(name, texts("text"), labels, columns_read.get("id"), seconds)
+    return LabeledTexts(name, texts("text"), labels, kept.values.get("id"), seconds)
 
 
 def columns_of(columns: Columns, labeled: bool = True) -> list[str]:

@@ -43,13 +43,17 @@ def read_tagged(source: Source, columns: Columns) -> Tagged:
         )
     asked = {"columns.tokens": columns.tokens, "columns.tags": columns.tags}
     asked |= {"columns.id": columns.id} if columns.id else {}
-    name = source_name(source)
-    return _tagged(name, read_values(source, lambda: _checked(name, read_records(source, asked))))
+    name, ids = source_name(source), list[Any]()
+    records = read_values(
+        source, lambda: _checked(name, read_records(source, asked)), lambda record: ids.extend(record[2:])
+    )
+    return _tagged(name, records, ids)
 
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:
     """Return checked records, (words, tags) or (words, tags, id). Raises DataError; messages start with ``name``."""
-    return _tagged(name, list(_checked(name, records)))
+    rows = list(_checked(name, records))
+    return _tagged(name, rows, [named for row in rows for named in row[2:]])
 
 
 def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[Record]:
@@ -63,11 +67,10 @@ def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[Recor
         yield record
 
 
-def _tagged(name: str, records: Values[Any]) -> Tagged:
-    """Return checked records as rows. Keeps only ids in memory."""
+def _tagged(name: str, records: Values[Any], ids: list[Any]) -> Tagged:
+    """Return checked records as rows. Keeps only ``ids``, of all records, in memory."""
     if not len(records):
         raise DataError(f"{name}: holds no rows")
-    ids = [named for _, _, *rest in records for named in rest]
     return Tagged(name, LazyValues(lambda: ((words, tags) for words, tags, *_ in records), len(records)), ids or None)
 
 

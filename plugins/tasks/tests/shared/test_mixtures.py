@@ -52,7 +52,7 @@ def order_of(rows: Any) -> MixedRows:
 
 
 def bounds_of(order: MixedRows) -> list[tuple[int, int]]:
-    return [(int(source.bounds[0]), int(source.bounds[-1])) for source in order.sources]
+    return [(source.start, source.stop) for source in order.sources]
 
 
 def drawn(rows: Any, epochs: int = 1) -> np.ndarray:
