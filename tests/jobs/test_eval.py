@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def test_a_folder_without_checkpoint_is_one_line(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().err == (
         f"error: {tmp_path}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN\n"
     )
+
+
+def test_a_damaged_checkpoint_names_the_command_that_names_whole_ones(
+    run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_folder, run := tmp_path / "run")
+    file = run / "checkpoints/step-00000006/model-00000-000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    assert main(["eval", str(run)]) == 2
+    others = f"distcore checkpoint verify {run} names whole ones, for --step"
+    assert capfd.readouterr().err.splitlines()[-1].endswith(f"its SHA-256 is not the one in the manifest; {others}")
+    assert main(["eval", str(run), "--step", "5"]) == 0
 
 
 def test_a_missing_column_gets_no_advice_that_would_not_help(

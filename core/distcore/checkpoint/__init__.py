@@ -197,7 +197,11 @@ def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
 
     Returns ``raw`` or ``ema``. Raises CheckpointError.
     """
-    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
+    try:
+        checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
+    except DamagedError as error:
+        others = f"distcore checkpoint verify {path.parents[1]} names whole ones, for --step"
+        raise DamagedError(f"{error}; {others}") from None
     check_base(run.base, checkpoint.job_state(), path)
     check_frozen(run.frozen, checkpoint.job_state(), path)
     _check_names(run, hooks, checkpoint)
