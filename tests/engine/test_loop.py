@@ -89,7 +89,7 @@ def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     return build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)), hooks, problem
 
 
-def test_a_step_takes_at_most_62_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
+def test_a_step_takes_at_most_63_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
     run, hooks, problem = run_of(tmp_path, max_steps=6)
     calls: list[str] = []
 
@@ -102,7 +102,7 @@ def test_a_step_takes_at_most_62_python_calls_of_ours_and_pluggy(tmp_path: Path)
     sys.setprofile(profile)
     next(training)
     sys.setprofile(None)
-    assert len(calls) <= 62, calls
+    assert len(calls) <= 63, calls  # four of them are the dropout of two blocks
 
 
 def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_path: Path) -> None:

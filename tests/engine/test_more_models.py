@@ -29,7 +29,7 @@ from distcore.checkpoint import Checkpoint, read_tensors
 from distcore.errors import CheckpointError
 from distcore.plugin.task.bound import BoundTask
 from distcore.resolve.check_capabilities import check_task
-from distcore.testing.problem import Classifier, Problem
+from distcore.testing.problem import Classifier, Problem, RandomRows
 from distcore.testing.reference import apart
 from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
 
@@ -195,6 +195,46 @@ def test_both_passes_draw_the_same_masks(tmp_path: Path) -> None:
     assert len(second) == 3  # the last micro-batch is embedded once
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert not any(torch.equal(one, last_one) for one in first)
+
+
+class FromTheRight(RandomRows):
+    """Rows with padding before their tokens."""
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        batch = super().batch(indices)
+        tokens = batch["tokens"].flip(1)
+        return batch | {"tokens": tokens, "attention_mask": (tokens != 0).long()}
+
+
+class DropsTokens(nn.Module):
+    """Dropout of the vector of each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head, self.dropout = nn.Embedding(32, 16), nn.Linear(16, 4), nn.Dropout(0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.dropout(self.embedding(tokens)) * (tokens != 0).unsqueeze(-1)
+        logits: Tensor = self.head(hidden.sum(1))
+        return logits
+
+
+class PadsLeft(Problem):
+    def prepare(self, config: RunConfig) -> Datasets:
+        return Datasets(train=FromTheRight(32), evaluation=FromTheRight(4), test=FromTheRight(4))
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return DropsTokens()
+
+
+class PadsLeftOfAll(PadsLeft, WholeBatch):
+    """The same with a loss over the global batch."""
+
+
+@pytest.mark.parametrize("task", [PadsLeft(), PadsLeftOfAll()], ids=lambda task: type(task).__name__)
+def test_dropout_is_by_row_with_padding_at_the_left(task: Problem, tmp_path: Path) -> None:
+    whole, cut = (run(tmp_path / str(size), task, micro_batch_size=size) for size in (8, 1))
+    assert [line["train/loss"] for line in cut] == pytest.approx([line["train/loss"] for line in whole], rel=1e-5)
 
 
 @pytest.mark.parametrize("micro_batch_size", [8, 2])

@@ -9,7 +9,7 @@ import pytest
 from distcore.errors import ConfigError
 from distcore.launchers.contract import Host
 from distcore.launchers.hosts import choose, read_hostfile
-from distcore.launchers.variables import forwarded, settings
+from distcore.launchers.planning import forwarded, settings
 
 HOSTS = (Host(name="host0", slots=4), Host(name="host1", slots=2))
 

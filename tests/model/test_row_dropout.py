@@ -99,6 +99,23 @@ def test_recomputation_has_the_masks_of_the_first_pass(calls: int, reentrant: bo
     assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
 
 
+def test_padding_before_the_first_token_changes_no_mask(masks: RowMasks) -> None:
+    states, right, left = torch.randn(2, 3, 6, 8), torch.ones(2, 6), torch.ones(2, 6)
+    right[1, 4:], left[1, :2] = 0, 0
+    made = []
+    for seen in (right, left):
+        masks.begin_rows(ROWS[:2], torch.device("cpu"), {"attention_mask": seen})
+        hidden = F.dropout(torch.ones(2, 6, WIDTH), 0.5)
+        keys = seen[:, None, None].expand(2, 1, 6, 6) > 0
+        given = states.clone()
+        given[1] = states[1].roll(2, 1) if seen is left else states[1]
+        made.append((hidden, F.scaled_dot_product_attention(given, given, given, keys, dropout_p=0.5)))
+    for ends, begins, tokens in zip(*made, (1, 2), strict=True):
+        assert torch.equal(ends[0], begins[0])
+        one, other = ends[1].movedim(tokens - 1, 0)[:4], begins[1].movedim(tokens - 1, 0)[2:]
+        assert (one - other).abs().max() < 1e-6
+
+
 PARTS = {(3, 1): (1, 2), (3, 2): (0, 2)}
 """The second half of the tokens, the first half of the features."""
 

@@ -78,7 +78,7 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
 def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
     """Return the request to the launcher, from flags, config and this machine. Raises ConfigError."""
     from distcore.launchers import LaunchSpec
-    from distcore.launchers.variables import settings
+    from distcore.launchers.planning import settings
 
     # Only the flag: in a config file nproc is the number of all ranks.
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
@@ -108,7 +108,7 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
 
 def _here(config: RunConfig, flags: str) -> Here:
     from distcore.launchers import Here
-    from distcore.launchers.variables import forwarded
+    from distcore.launchers.planning import forwarded
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 
     return Here(

@@ -134,7 +134,7 @@ def scaled_loss(
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
         if masks:
-            masks.begin_rows(micro.indices, run.world.device)
+            masks.begin_rows(micro.indices, run.world.device, batch)
         with autocast:
             total, further = terms(task_loss(model, on_device(run, batch)))
         if masks and masks.is_new:

@@ -47,7 +47,7 @@ def train_whole_batch(
         if len(micros) > 1:
             seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
         if masks := current_masks():
-            masks.begin_rows(micro.indices, run.world.device)
+            masks.begin_rows(micro.indices, run.world.device, batch)
         with autocast:
             embeddings = task.embed(run.model, on_device(run, batch))
         if masks and masks.is_new:

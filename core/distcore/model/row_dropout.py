@@ -50,6 +50,7 @@ class RowMasks:
         self._rows: Tensor | None = None
         self._places: Places = {}
         self._parts: Parts = {}
+        self._firsts: Tensor | None = None
         self._calls: dict[int, Call] = {}
         self._shared: Call | None = None
         self._before = torch.empty(0)
@@ -58,8 +59,12 @@ class RowMasks:
         self.outside: str | None = None
         """Description of the model's random numbers that depend on ranks and micro-batches, if any."""
 
-    def begin_rows(self, rows: np.ndarray, device: torch.device) -> None:
-        """Begin a forward pass of ``rows``, numbers of the dataset, int64 ``(n,)``, on ``device``."""
+    def begin_rows(self, rows: np.ndarray, device: torch.device, batch: object = None) -> None:
+        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; ``batch`` may say where their first tokens are."""
+        seen = batch.get("attention_mask") if isinstance(batch, dict) else None
+        self._firsts = None
+        if isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all()):  # it has padding at the left
+            self._firsts = seen.ne(0).int().argmax(1).to(device)
         self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
         self._parts = {}
         if self.is_new:
@@ -124,7 +129,11 @@ class RowMasks:
             return None
         windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
         begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes
-        return windows.index_select(0, begins).view(*shape)
+        mask = windows.index_select(0, begins).view(*shape)
+        if self._firsts is None or len(shape) != 4:
+            return mask
+        keys = (torch.arange(shape[3], device=mask.device) - self._firsts[:, None]) % shape[3]
+        return mask.take_along_dim(keys[:, None, None], 3)
 
     def _next_call(self, rows: Tensor) -> Call:
         """Return a call of ``rows``, as it was in the forward pass.
@@ -151,8 +160,11 @@ class RowMasks:
             hashed, others = _mix(_mix((row_numbers[rows] & LOW) ^ salt) ^ _salts(place)), []
         else:
             return None
-        for span in others:
-            hashed = _mix(hashed[..., None] ^ _salts(torch.arange(span.start, span.stop, device=row_numbers.device)))
+        for at, span in enumerate(others, 1):
+            inside = torch.arange(span.start, span.stop, device=row_numbers.device)
+            if self._firsts is not None and at == len(others):  # the last dimension but one is that of tokens
+                inside = inside - self._firsts.view(-1, *[1] * len(others))
+            hashed = _mix(hashed[..., None] ^ _salts(inside))
         return hashed
 
     def _pool(self, p: float, like: Tensor) -> Tensor:
