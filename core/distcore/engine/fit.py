@@ -88,9 +88,8 @@ def fit(
 def catch_stop_signals() -> Iterator[list[int]]:
     """Yield the signals so far, to which SIGTERM is added instead of ending the process.
 
-    The signal may reach one rank only, so all ranks agree when to stop. The first Ctrl-C is added, too, but not in
-    ranks: their launcher gets Ctrl-C as well, and distcore's then sends SIGTERM. Outside the main thread no handler
-    can be set, and the list stays empty.
+    It may reach one rank only, so ranks agree when to stop. The first Ctrl-C is added, too, but not in ranks: their
+    launcher gets it as well, and distcore's then sends SIGTERM. Outside the main thread the list stays empty.
     """
     received: list[int] = []
     rank = join(os.environ)

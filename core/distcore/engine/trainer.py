@@ -126,7 +126,6 @@ def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tup
 def load_extensions(config: RunConfig) -> dict[str, object]:
     """Import and build the extensions that are switched on, in the order of the config; return them by name.
 
-    A name is an entry point of ``distcore.extensions``, or ``path/to/file.py:Class`` for a class that is not packaged.
     Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong option.
     """
     # A file may be named twice: by its absolute path in a run's config.yaml, and as the user names it now.

@@ -75,7 +75,6 @@ _OUTCOMES = pytest.StashKey[Outcomes]()
 
 
 def _report(outcome: Finding | DistcoreError) -> None:
-    """Pass, skip or fail the running test."""
     if isinstance(outcome, DistcoreError):
         raise outcome
     if outcome.held is None:
