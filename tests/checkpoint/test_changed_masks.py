@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from distcore import RunConfig, train
+from distcore.checkpoint import read_tensors
 from distcore.testing.problem import Problem
+from distcore.testing.reference import apart
 
 
 def run(out: Path, dropout: float = 0.2, **changes: Any) -> None:
@@ -37,3 +39,18 @@ def test_what_changes_them_is_named(
         run(tmp_path, **changes)
     line = f"resume: {said}: dropout masks change from here on, as they follow from ranks and micro-batches"
     assert [text for text in caplog.messages if text.startswith("resume: ")] == ([line] if said else [])
+
+
+@pytest.mark.parametrize("masks", ["row", "rank"])
+def test_a_run_that_goes_on_keeps_its_masks_until_its_end(masks: str, tmp_path: Path) -> None:
+    steps: dict[str, Any] = {"max_steps": 3, "save_every": 1, "checkpoints": {"keep_last": 9}}
+    run(tmp_path / "whole", **steps, dropout_masks=masks)
+    for before, name, step in (("whole", "on", 1), ("on", "again", 2)):
+        resumed = str(tmp_path / before / f"checkpoints/step-{step:08d}")
+        run(tmp_path / name, **steps, dropout_masks="auto", resume=resumed)
+    run(tmp_path / "other", **steps, dropout_masks="rank" if masks == "row" else "row")
+    whole, again, other = (
+        read_tensors(tmp_path / name / "checkpoints/step-00000003") for name in ("whole", "again", "other")
+    )
+    assert apart(again, whole)[0] == 0
+    assert apart(other, whole)[0] > 0
