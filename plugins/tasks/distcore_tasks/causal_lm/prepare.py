@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore import DataError
+from distcore import DataError, Dataset
+from distcore_tasks.causal_lm.corpus import check_stream, corpus_facts, corpus_sample, open_corpus
 from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import encode
@@ -15,6 +17,7 @@ from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import TextRows, read_rows, texts_of
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
+from distcore_tasks.causal_lm.streamed import apart
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
@@ -25,7 +28,7 @@ from distcore_tasks.shared.pretrained import (
 )
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source
-from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.splits import Part, read_held_out, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -42,6 +45,9 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
     Raises DataError, ModelError or ConfigError.
     """
     packed = options.packs(config)  # first, so that packing is refused before any file is read
+    if options.stream:
+        check_stream(options)
+        options = replace(options, form="documents")
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     settings = [
@@ -50,6 +56,7 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
         options.max_seq_len,
         options.split_documents,
         options.end_documents,
+        *(["stream"] if options.stream else []),
     ]
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
@@ -58,11 +65,18 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
 
 def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
-    parts = _parts(options, seed)
-    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
-    records = source_bounds(options, lambda source: _rows(source, options), parts["train"].numbers)
     sources: list[int] = []
+    records: list[int] = []
+    if options.stream:
+        facts["train"], sources = corpus_facts(options)
+        parts = read_held_out(options, lambda source: _rows(source, options))
+        tokenizer = _make_tokenizer(options, lambda: corpus_sample(options))
+    else:
+        parts = _parts(options, seed)
+        train = parts["train"]
+        tokenizer = _make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
+        records = source_bounds(options, lambda source: _rows(source, options), train.numbers)
     common = None
     for name, part in parts.items():
         arrays, cut, rows = encode(part, tokenizer, options, folder / name, records if name == "train" else ())
@@ -71,9 +85,10 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
             check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
         counts = count_each(arrays.targets(), count_tokens(tokenizer))
         common = log_frequencies(counts=counts) if common is None else common
-        perplexity = unigram_perplexity(counts=counts, common=common)
-        facts[name] = {**_facts(part, arrays, cut), "unigram_perplexity": perplexity}
-    return tokenizer, {"facts": facts, "sources": sources, "form": parts["train"].rows.form}
+        facts[name] = _facts(part, arrays, cut)
+        if "train" in parts:  # else nobody knows how often a token is there
+            facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
+    return tokenizer, {"facts": facts, "sources": sources, "form": next(iter(parts.values())).rows.form}
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
@@ -91,12 +106,13 @@ def _rows(source: str, options: CausalOptions) -> TextRows:
     return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, options))
 
 
-def _make_tokenizer(options: CausalOptions, train: Part[TextRows]) -> Any:
+def _make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
+    """Return the model's tokenizer, or for a built-in model one that is trained on the values of rows."""
     if not options.from_scratch:
         return set_pad_token(load_tokenizer(options.model, options.model_folder()))
     from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 
-    return train_tokenizer(texts_of(train.values()), options.tokenizer.vocab_size)
+    return train_tokenizer(texts_of(train()), options.tokenizer.vocab_size)
 
 
 def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:
@@ -114,13 +130,19 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
     """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
-    rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in prompts}
-    rows["train"] = in_order(rows["train"], options, config, entry.sources)
+    stored = [name for name in facts if not (options.stream and name == "train")]
+    rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in stored}
+    if not options.stream:
+        rows["train"] = in_order(rows["train"], options, config, entry.sources)
     if packed:
         rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
+    sets: dict[str, Dataset] = {**rows}
+    if options.stream:
+        layout = partial(pack_dataset, split_documents=False) if packed else apart
+        sets["train"] = in_order(open_corpus(entry, options, layout), options, config, entry.sources)
     return with_rows(
         TokenizedDatasets,
-        rows,
+        sets,
         entry.tokenizer,
         facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts}
         | _source(entry, options),
@@ -131,7 +153,8 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
 
 def _source(entry: Entry, options: CausalOptions) -> dict[str, str]:
     """Return what the rows of documents are, for the lines before the first step."""
-    windows = f"{options.data}, each a window of at most {options.max_seq_len} tokens"
+    kind = "a document" if options.stream else f"a window of at most {options.max_seq_len} tokens"
+    windows = f"{options.data}, each {kind}"
     return {"source": windows} if entry.record["form"] == "documents" else {}
 
 

@@ -61,6 +61,12 @@ def read_parts(options: TaskOptions, read: Callable[[str], R], seed: int) -> dic
         parts = dict(zip(("train", "evaluation"), _split(rows, options.eval_fraction, seed), strict=True))
     else:
         parts = {"train": _whole(rows)}
+    return parts | read_held_out(options, read)
+
+
+def read_held_out(options: TaskOptions, read: Callable[[str], R]) -> dict[str, Part[R]]:
+    """Read the sources beside ``data``, and return their datasets by name. Raises DataError."""
+    parts: dict[str, Part[R]] = {}
     for name, source in options.held_out.items():
         with naming(name):
             parts[name] = _whole(read(source))
