@@ -6,7 +6,8 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -166,6 +167,17 @@ def _is_slip(word: str, name: str) -> bool:
         return False
     first, last = wrong[0], wrong[-1]
     return first == last or (last == first + 1 and word[first : last + 1] == name[last] + name[first])
+
+
+@contextmanager
+def refuse_exit() -> Iterator[None]:
+    """Raise TaskError where the code of a task would end the process: with 0 that looks like a run that is complete."""
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code > 125:  # after a signal
+            raise
+        raise TaskError(f"the task's code, or a library, called sys.exit({error.code!r}){raised_at(error)}") from error
 
 
 def raised_at(error: BaseException) -> str:

@@ -56,6 +56,7 @@ TEXT_FILES = {
     "not.parquet": "PAR0",
     "table.xlsx": "a",
     "broken.yaml": "lr: 1e-3\nepochs: [1\n",
+    "thing.py": "import os\n\nmake = len\n",
     "same_key.yaml": "optimizer:\n  eps: 1e-8\n  eps: 1e-7\n",
     "list.yaml": "- lr\n",
     "typo.yaml": "global_batch_sise: 8\n",
@@ -193,6 +194,7 @@ VALUES = {
         r"checkpoints.best = 'acuracy': no metric of task 'text-classification' \(did you mean 'accuracy'\?\)"
     ),
     "--task none.py:Mine": r"task 'none.py:Mine': no file none.py",
+    "--task thing.py:make": r"task 'thing.py:make': make in thing.py is not a class",
     "--task none:Mine": r"a task of a file is named by both: --task none.py:Mine",
     "--set timeout=0": r"timeout = 0",
     "--set": r"--set: expected one argument",

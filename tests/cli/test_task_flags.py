@@ -84,6 +84,10 @@ def test_the_task_is_that_of_set_before_the_flag_before_the_file(own: str, tmp_p
     assert named_task(["job.yaml", "--task", "other"]) == "other"
     assert named_task(["--task", "other", "--set", "task=third"]) == "third"
     assert named_task(["--epochs", "3"]) == "auto"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "job.yaml").rename(tmp_path / "run/config.yaml")
+    assert named_task(["--out", "run", "--resume", "auto"]) == own
+    (tmp_path / "run/config.yaml").rename(tmp_path / "job.yaml")
     assert changes("job.yaml", "--round-ones", "false") == {"task_options.round_ones": "false"}
 
 

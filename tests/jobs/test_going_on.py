@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from resume_job import wait_for
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
 from distcore.engine.fit import how_to_go_on
+from distcore.files import hold
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, LAUNCHER_VARIABLE
 
@@ -137,6 +139,20 @@ def test_the_line_that_a_stopped_run_ends_with_goes_on(stopped: str) -> None:
     assert program == "distcore"
     assert main(arguments) == 0
     assert checkpoints("a run")[-1] == "step-00000005"
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_a_run_that_another_process_trains_is_not_resumed(
+    stopped: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("distcore.resolve.run_folder.LINGERING", 0.3)
+    again = ["train", "--out", "a run", "--resume", "auto"]
+    with hold(Path("a run/config.yaml")) or nullcontext():
+        assert main(again) == 2
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said == "error: out = 'a run': another process is training this run; end it first, or wait for it"
+    assert checkpoints("a run") == ["step-00000002"]
+    assert main(again) == 0
 
 
 @pytest.mark.needs("distcore-tasks")

@@ -86,6 +86,27 @@ def test_of_a_strategy_in_one_process(
     )
 
 
+@pytest.mark.parametrize("part", ["rows = torch", "points, targets = batch"])
+@pytest.mark.parametrize("code", ["", "0", "'no rows'", "3"])
+def test_a_task_that_exits_is_not_a_run_that_is_complete(
+    part: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaving = TASK.replace(f"        {part}", f"        __import__('sys').exit({code})\n        {part}", 1)
+    Path("points.py").write_text(leaving)
+    assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    place = f"points.py:{line_number(leaving, '.exit(')}"
+    assert line == f"error: the task's code, or a library, called sys.exit({code or None}); raised at {place}"
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-ddp")
+def test_a_task_that_exits_in_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("points.py").write_text(TASK.replace("points, targets = batch", "__import__('sys').exit(0)"))
+    assert main([*JOB.split(), *["--task", "points.py:Points", "--strategy", "ddp", "--nproc", "2"]]) == 2
+    assert "called sys.exit(0); raised at points.py:" in capfd.readouterr().err
+
+
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
 def test_in_a_rank(capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,10 +30,9 @@ from distcore.checkpoint.job_state import (
     saved_progress,
 )
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
-from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
 from distcore.checkpoint.row_content import RowContent
-from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_share
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError

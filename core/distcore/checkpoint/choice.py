@@ -6,9 +6,8 @@ from pathlib import Path
 
 from distcore.checkpoint.job_state import saved_judgment
 from distcore.checkpoint.manifest import MANIFEST
-from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.reader import Checkpoint, weights_of
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of
-from distcore.checkpoint.weights import weights_of
 from distcore.errors import CheckpointError
 
 Judgment = tuple[int, str, float]

@@ -1,11 +1,11 @@
-"""Reading a committed checkpoint lazily: a file is opened when one of its tensors is asked for."""
+"""Reading a committed checkpoint lazily, a file when one of its tensors is asked for; and which weights count."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_js
 from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError, DamagedError
 from distcore.files import unique_json
+from distcore.model.averages import AVERAGE, average_name
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes whose values are checked, by safetensors' names."""
@@ -193,3 +194,41 @@ def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
     row = math.prod(entry.shape[1:]) or 1
     first, last = start // row, -(-(start + count) // row)
     return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))
+
+
+def weights_of(names: Iterable[str]) -> str:
+    """Return which weights are evaluated of a checkpoint with tensors of these names: ``ema`` or ``raw``."""
+    return "ema" if any(name.startswith(AVERAGE) for name in names) else "raw"
+
+
+class Evaluated:
+    """A checkpoint with averaged weights in place of the weights, if it has any. Implements ``distcore.SavedState``."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._checkpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoint)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the whole tensor, a copy on the CPU."""
+        return self._checkpoint[self._name(name)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor; reads none."""
+        return self._checkpoint.shape(name)
+
+    def piece(self, name: str, start: int, count: int) -> Tensor:
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
+        return self._checkpoint.piece(self._name(name), start, count)
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements from ``offset`` on, in each dimension."""
+        return self._checkpoint.box(self._name(name), offset, size)
+
+    def _name(self, name: str) -> str:
+        average = average_name(name)
+        return average if average in self._checkpoint else name

@@ -40,9 +40,11 @@ def named_task(argv: Sequence[str]) -> str:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--task", nargs="?")  # the parser of the command says that a value is missing
     finder.add_argument("--set", action="append", default=[], nargs="?", const="")
+    finder.add_argument("--out", nargs="?")
     given = finder.parse_known_args(list(argv))[0]
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
     named = [*settings[-1:], given.task, *map(_task_of_file, filter(is_config, argv))]
+    named += [_task_of_file(f"{given.out}/config.yaml")]  # a run that goes on
     return next(filter(None, named), "auto")
 
 

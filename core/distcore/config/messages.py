@@ -66,14 +66,12 @@ def explain(
 
 
 def _short_keys(model: type[BaseModel], given: object) -> Collection[str]:
-    """Return the task's options, which are allowed at the top of a config; none for another tree."""
     if OPTIONS not in model.model_fields or not isinstance(given, Mapping):
         return ()
     return option_names(str(given.get("task", "auto"))) or ()
 
 
 def _keys(location: tuple[int | str, ...]) -> list[str]:
-    """Return the keys of a place, without the name of the type that was tried there."""
     parts = (str(part) for part in location)
     return [part for part in parts if part not in _BRANCHES and not part.startswith(_BRANCH_BEGINS)]
 

@@ -81,7 +81,6 @@ def finish(
 
 
 def _measured_before(file: Path, report: Report) -> dict[str, Any]:
-    """Return what the report in ``file`` measured under the same strategy and ranks; empty without one."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # somebody may have edited it
         before = unique_json(file.read_text("utf-8"))
         if all(before[key] == report[key] for key in ("strategy", "world_size")):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
-
-import torch
 
 from distcore.distributed.devices import MIXED
-from distcore.errors import StrategyError, TaskError
+from distcore.errors import StrategyError, TaskError, raised_at
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
-
-TORCH = str(Path(torch.__file__).parent)
 
 
 @contextmanager
@@ -38,11 +32,5 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
                 f"strategy {hooks.name!r}: left {count} of the model's parameters and buffers, {name!r} first, on "
                 f"{device} instead of {run.world.device}; wrap_model() must move them ({said})"
             ) from error
-        raise TaskError(
-            f"{_place(error)}: {said}; make new tensors on the device of the batch or of a parameter: device=x.device"
-        ) from error
-
-
-def _place(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(TORCH)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}()"
+        how = "make new tensors on the device of the batch or of a parameter: device=x.device"
+        raise TaskError(f"task: {said}; {how}{raised_at(error)}") from error

@@ -27,7 +27,7 @@ from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
-from distcore.errors import StoppedError, StrategyError
+from distcore.errors import StoppedError, StrategyError, refuse_exit
 from distcore.files import absolute, hold
 from distcore.model import averages
 from distcore.model.model_source import model_source, set_up_module
@@ -61,7 +61,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with arithmetic_of(resolved.config):
+        with arithmetic_of(resolved.config), refuse_exit():
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error), error.exit_code

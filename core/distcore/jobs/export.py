@@ -15,9 +15,8 @@ from torch import nn
 from distcore import registry
 from distcore.checkpoint.job_state import check_base, saved_config
 from distcore.checkpoint.provenance import provenance
-from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
 from distcore.checkpoint.surroundings import check_task_files
-from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.config import RunConfig
 from distcore.engine.precision import DTYPES
 from distcore.errors import CheckpointError

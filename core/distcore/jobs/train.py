@@ -22,6 +22,7 @@ from distcore.errors import (
     RankError,
     StoppedError,
     print_uncaught_on_one_line,
+    refuse_exit,
     write_traceback,
 )
 from distcore.jobs.logs import set_up_logging
@@ -273,7 +274,8 @@ def check(resolved: Resolved) -> Datasets:
     check_out(config)
     if config.resume and (newest := checkpoint.find(config.resume, Path(str(config.out)))):
         checkpoint.Checkpoint(newest).job_state()
-    data = resolved.task.prepare(config)
+    with refuse_exit():
+        data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)
     complete(resolved, data)
     return data

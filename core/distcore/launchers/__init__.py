@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from distcore.launchers.contract import AGENT_VARIABLE, Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
-from distcore.launchers.planning import gpus_of, only_host, rank_variables, refuse, train_command
+from distcore.launchers.planning import (
+    check_programs,
+    gpus_of,
+    only_host,
+    rank_variables,
+    refuse,
+    run_command,
+    train_command,
+    write_files,
+)
 from distcore.launchers.processes.failures import Failure
-from distcore.launchers.running import check_programs, run_command, write_files
 
 if TYPE_CHECKING:
     from typing import Any

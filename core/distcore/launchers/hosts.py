@@ -66,7 +66,6 @@ def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tup
 
 
 def _parse(text: str, known: dict[str, Host], flag: str) -> dict[str, tuple[int, ...] | None]:
-    """Return the slots in ``text`` by machine; ``None`` for all slots."""
     named: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@") if text else ():
         name, colon, listed = part.strip().partition(":")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from distcore.launchers.contract import Command, LaunchPlan, LaunchSpec
-from distcore.launchers.planning import gpus_of, only_host, rank_variables, refuse
-from distcore.launchers.running import run_command
+from distcore.launchers.planning import gpus_of, only_host, rank_variables, refuse, run_command
 
 
 class LocalLauncher:

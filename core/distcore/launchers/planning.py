@@ -1,13 +1,15 @@
-"""Common parts of launchers' plans: the command of a rank, its variables, ports, and refusals."""
+"""Common parts of launchers' plans: the command of a rank, its variables, and refusals; and how plans are run."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from distcore.errors import ConfigError
-from distcore.launchers.contract import Host, LaunchSpec
+from distcore.launchers.contract import Host, LaunchPlan, LaunchSpec
 from distcore.launchers.processes.binding import BIND_VARIABLE
 from distcore.launchers.processes.log_files import LOG_DIR_VARIABLE
 
@@ -54,28 +56,7 @@ def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
             raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
 
 
-def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``environ`` that ranks on other machines get, too."""
-    return {name: environ[name] for name in sorted(environ) if FORWARDED.fullmatch(name)}
-
-
-def settings(given: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
-    """Return the variables of the first ``.distcore.env`` in ``folders``, overridden by those of ``--env``.
-
-    Raises ConfigError for a line other than NAME=VALUE.
-    """
-    variables: dict[str, str] = {}
-    if file := next((path for folder in folders if (path := folder / ENV_FILE).is_file()), None):
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                variables |= _pair(line.strip().removeprefix("export "), f"{file}, line {number}")
-    for text in given:
-        variables |= _pair(text, "--env")
-    return variables
-
-
-def _pair(text: str, where: str) -> dict[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise ConfigError(f"{where}: {text!r}: expected NAME=VALUE")
-    return {name: value}
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping

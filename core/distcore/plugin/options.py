@@ -103,7 +103,6 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
 
 
 def _dataclasses_in(cls: type[object]) -> dict[str, type[object]]:
-    """Return the types of those fields that are dataclasses themselves, by the name of the field."""
     try:
         types = get_type_hints(cls)
     except (NameError, TypeError):  # a type that is imported for type checkers only

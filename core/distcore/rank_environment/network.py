@@ -103,7 +103,6 @@ def port_for_ranks(port: int | str | None, instead: str) -> Iterator[None]:
 
 
 def _listener(port: int) -> str:
-    """Return the name and number of the process that listens on ``port``, as far as the system tells them."""
     import psutil
 
     try:

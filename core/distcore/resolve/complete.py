@@ -57,7 +57,8 @@ def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowCo
     config = with_changes(completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))})
     base = run.base.digest if run.base else None
     facts: dict[str, object] = {"rows": run.rows, "steps": run.total_steps, "base": base}
-    facts["the content of the training rows"] = [rows, content.gather(run, hooks)]
+    same = "the content of the training rows (what is random in them belongs into at(epoch))"
+    facts[same] = [rows, content.gather(run, hooks)]
     frozen = {f"the frozen model {name!r}": model.digest for name, model in run.frozen.items()}
     check_agreed(run, hooks, config=config.model_dump(mode="json"), **facts, **frozen)
     # Not before: on another machine they may differ.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
@@ -22,6 +23,8 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
 log = logging.getLogger("distcore")
+LINGERING = 6.0
+"""Seconds for which processes of a killed run, such as those that load data, may outlive it."""
 UNKNOWN = "a run without a checkpoint", "if that has ended begin it again"
 
 
@@ -47,11 +50,22 @@ def check_out(config: RunConfig) -> None:
     if (folder / "config.yaml").exists() and not resumed and not _is_left_over(folder):
         run, verb = ("another run", "go on") if has_checkpoint(folder) else UNKNOWN
         raise ConfigError(f"out = {str(folder)!r}: holds {run}; choose another, or {verb} with --resume auto")
+    if resumed and _is_trained_elsewhere(folder):
+        raise ConfigError(f"out = {str(folder)!r}: another process is training this run; end it first, or wait for it")
     above = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         TemporaryDirectory(dir=above).cleanup()  # a file system may refuse what permissions allow
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be created: {above}: {error.strerror}") from None
+
+
+def _is_trained_elsewhere(out: Path) -> bool:
+    """Return True if a run holds the folder longer than what is left of one that was killed does."""
+    for _ in range(int(LINGERING / 0.1)):
+        if not is_held(out / "config.yaml"):
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def has_checkpoint(out: Path) -> bool:

@@ -252,7 +252,7 @@ def test_files_that_are_not_there_or_of_several_kinds_are_one_line(tmp_path):
 def test_a_line_of_a_txt_file_is_a_text_and_nothing_else(tmp_path):
     (tmp_path / "a.txt").write_text("one\r\n\n two \n")
     assert list(read_records(tmp_path / "a.txt", {"columns.text": "body"})) == [("one",), (" two ",)]
-    with pytest.raises(DataError, match=r"a\.txt: a \.txt file has texts alone, no label; a \.csv"):
+    with pytest.raises(DataError, match=r"a\.txt: a \.txt file has texts alone, no column 'label'; a \.csv"):
         list(read_records(tmp_path / "a.txt", COLUMNS))
 
 

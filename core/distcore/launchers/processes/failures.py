@@ -201,7 +201,6 @@ def describe(error: BaseException, rank: int) -> Failure:
 
 
 def _is_lost_peer(error: BaseException | None) -> bool:
-    """Return True if ``error``, or one of its causes, is a lost connection to another rank."""
     while error is not None:
         network = isinstance(error, RuntimeError | OSError)  # torch's DistError is a RuntimeError
         if isinstance(error, ConnectionError) or (network and LOST_PEER.search(str(error))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -23,6 +24,11 @@ class Moments:
     """Decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator of the step, against division by zero."""
+    of_torch: ClassVar[Callable[..., torch.optim.Optimizer]]
+
+    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+        """Return torch's optimizer."""
+        return type(self).of_torch(groups, betas=self.betas, eps=self.eps, fused=can_fuse(module))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +38,7 @@ class AdamW(Moments):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Fraction of a weight that each step subtracts, per unit of learning rate."""
 
-    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
-        """Return torch's AdamW."""
-        return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps, fused=can_fuse(module))
+    of_torch = torch.optim.AdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,7 @@ class Adam(Moments):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """L2 penalty: the weight times this is added to the gradient."""
 
-    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
-        """Return torch's Adam."""
-        return torch.optim.Adam(groups, betas=self.betas, eps=self.eps, fused=can_fuse(module))
+    of_torch = torch.optim.Adam
 
 
 def can_fuse(module: nn.Module) -> bool:

@@ -134,7 +134,6 @@ def _check_rows(method: str, name: str, value: object, rows: int) -> None:
 
 
 def _first(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
-    """Return the first ``rows`` rows, all or none of them, on the CPU."""
     if isinstance(value, Ragged):
         values = value.values if rows else value.values[:0]
         return Ragged(values.detach().cpu(), value.lengths[:rows].cpu())

@@ -20,9 +20,8 @@ def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Re
     for setting in columns:
         if "text" not in (setting.rpartition(".")[2], columns[setting]):
             column = setting.rpartition(".")[2]
-            raise DataError(
-                f"data file {path}: a .txt file has texts alone, no {column}; a .csv or .jsonl file has both"
-            )
+            alone = f"data file {path}: a .txt file has texts alone, no column {column!r}"
+            raise DataError(f"{alone}; a .csv or .jsonl file has both")
     for line in text_lines(path, "\n", place):
         if line.strip():
             yield (line.rstrip("\r\n"),) * len(columns)

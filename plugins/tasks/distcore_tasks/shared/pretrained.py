@@ -110,7 +110,8 @@ def set_length(folder: Path, tokens: int) -> None:
 
 def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
     """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
-    with silence_transformers(), one_line_errors(f"model {name}: tokenizer cannot be loaded"):
+    missing = "" if (folder / "tokenizer.json").is_file() else f" from {folder}, which has no tokenizer.json"
+    with silence_transformers(), one_line_errors(f"model {name}: tokenizer cannot be loaded{missing}"):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)

@@ -175,3 +175,13 @@ def test_a_template_that_does_not_serve_is_named(template: str | None, problem: 
     model = pretrained(tmp_path, template)
     with pytest.raises(DistcoreError, match=problem):
         task_of(tmp_path, CHAT, model=model).prepare(RunConfig())
+
+
+def test_a_text_file_has_documents(tmp_path: Path) -> None:
+    file = tmp_path / "rows.txt"
+    file.write_text("".join(f"{row['text']}\n" for row in DOCUMENTS))
+    texts, _ = train_rows(CausalLM(data=str(file), max_seq_len=64))
+    alike, _ = train_rows(task_of(tmp_path, DOCUMENTS))
+    assert len(texts) == len(alike)
+    rows = np.arange(len(texts))
+    assert all((texts.batch(rows)[name] == alike.batch(rows)[name]).all() for name in ("input_ids", "labels"))

@@ -139,6 +139,12 @@ def test_a_damaged_tokenizer_is_one_line(folder):
         load_tokenizer(str(folder), folder)
 
 
+def test_a_missing_tokenizer_is_named(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer cannot be loaded from .*, which has no tokenizer\.json: "):
+        load_tokenizer(str(folder), folder)
+
+
 def test_rows_longer_than_the_model_are_refused_before_any_work(folder):
     with pytest.raises(ConfigError, match=r"max_seq_len = 64: .* positions for 24 tokens; use --max-seq-len 24"):
         check_length(str(folder), folder, 64)
