@@ -56,7 +56,57 @@ def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
             raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
 
 
-import os
-import re
-import shutil
-from collections.abc import Iterable, Mapping
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``environ`` that ranks on other machines get, too."""
+    return {name: environ[name] for name in sorted(environ) if FORWARDED.fullmatch(name)}
+
+
+def settings(given: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
+    """Return the variables of the first ``.distcore.env`` in ``folders``, overridden by those of ``--env``.
+
+    Raises ConfigError for a line other than NAME=VALUE.
+    """
+    variables: dict[str, str] = {}
+    if file := next((path for folder in folders if (path := folder / ENV_FILE).is_file()), None):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                variables |= _pair(line.strip().removeprefix("export "), f"{file}, line {number}")
+    for text in given:
+        variables |= _pair(text, "--env")
+    return variables
+
+
+def _pair(text: str, where: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ConfigError(f"{where}: {text!r}: expected NAME=VALUE")
+    return {name: value}
+
+
+def check_programs(plan: LaunchPlan) -> None:
+    """Raise ConfigError, one line, unless every program of the plan is on this machine."""
+    for command in plan.commands:
+        program = command.words[0]
+        if shutil.which(program) is None:
+            raise ConfigError(f"no program {program!r} on PATH; --dry-run prints what would be started")
+
+
+def write_files(files: Mapping[str, str]) -> None:
+    """Write the texts of a plan; raises ConfigError."""
+    for path, text in files.items():
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def run_command(plan: LaunchPlan) -> int:
+    """Run a plan of one command, which takes the place of this process: signals and exit status are its own.
+
+    Raises ConfigError, one line, if its program is missing or a file cannot be written.
+    """
+    (command,) = plan.commands
+    check_programs(plan)
+    write_files(plan.files)
+    os.execvpe(command.words[0], command.words, {**os.environ, **command.environment})
