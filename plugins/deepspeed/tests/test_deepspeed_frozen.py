@@ -14,7 +14,7 @@ from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
 from distcore.testing.variants import Referenced
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 
 def held(folder: Path) -> list[tuple[int, int]]:
