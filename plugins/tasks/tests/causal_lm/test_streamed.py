@@ -67,6 +67,7 @@ def test_each_token_of_a_document_but_its_first_is_predicted_once(corpus: Path, 
         assert rows.lengths[numbers][place] == batch["lengths"][place] == max(1, len(tokens) - 1)
     assert ("position_ids" in batch) == (padding_free == "on") == (not rows.pads)
     again = rows.padded().batch(numbers)
+    assert "attention_mask" in again
     assert [sorted(predicted(again, row)) for row in range(4)] == [sorted(predicted(batch, row)) for row in range(4)]
 
 
