@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import json
+import pickle
 import random
 import re
 import subprocess
@@ -89,6 +90,13 @@ def test_lines_may_be_longer_than_what_is_read_in_one_go(
     monkeypatch.setattr("distcore_data.indexes.scans.BLOCK", block)
     source = written(tmp_path, "jsonl")
     assert IndexedRows(source, COLUMNS)[range(300)] == list(read_records(source, COLUMNS))
+
+
+def test_another_process_opens_the_index_itself(tmp_path: Path) -> None:
+    source = written(tmp_path, "jsonl")
+    sent = pickle.dumps(IndexedRows(source, COLUMNS))
+    assert len(sent) < 1000
+    assert pickle.loads(sent)[[299, 0]] == IndexedRows(source, COLUMNS)[[299, 0]]
 
 
 def test_texts_and_folders_of_texts(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class IndexedRows:
         self._ends = np.cumsum([0, *counts])
         self._shards = {part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()}
 
+    def __reduce__(self) -> tuple[type[IndexedRows], tuple[Path | Split, Columns]]:
+        """Let another process open the index itself: it maps the same file, and knows the copies of remote files."""
+        return IndexedRows, (self._source, self._columns)
+
     def __len__(self) -> int:
         """Return the number of rows, with those that cannot be read."""
         return int(self._ends[-1])
