@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from distcore import Feistel
+from distcore import Column, Feistel
 
 SHARDS, ROWS = 0, 1
 """Random streams of an epoch: the order of its shards, and that of the rows in each window."""
@@ -23,7 +23,7 @@ STORED = 2**16
 
 @dataclass(frozen=True, slots=True)
 class EvenBounds:
-    """Bounds of shards of one size, of which the last may have fewer rows; computed, so that they take no memory."""
+    """Bounds of shards of one size, of which the last may have fewer rows, without memory; implements ``Column``."""
 
     start: int
     """The first row."""
@@ -49,7 +49,7 @@ class WindowedRows:
     With one shard all rows are shuffled.
     """
 
-    bounds: np.ndarray | EvenBounds
+    bounds: Column
     """First row of each shard, and the end of the last one, int64, ascending, shape ``(shards + 1,)``."""
     window: int
     """Shards in a window; at least 1."""
