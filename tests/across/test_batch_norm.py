@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from distcore import RunConfig, Simple, load_config, train
+from distcore import ConfigError, RunConfig, Simple, load_config, train
 from distcore.checkpoint import read_tensors
 from distcore.plugin.batching.sampling import training_plan
 from distcore.testing.reference import apart, state_of
@@ -155,8 +155,13 @@ def test_a_line_says_that_rows_are_computed_at_once(tmp_path: Path, caplog: pyte
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks", "distcore-mesh")
-def test_a_line_says_where_the_strategy_cannot(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path / "run", strategy="mesh", strategy_options={"tp": 2}, nproc=2, log_level="info")
+def test_a_strategy_that_cannot_is_refused_unless_it_is_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layout: dict[str, Any] = {"strategy": "mesh", "strategy_options": {"tp": 2}, "nproc": 2, "log_level": "info"}
+    with pytest.raises(ConfigError, match=r"'mesh' cannot compute .*: --set extensions.batch_norm=false$"):
+        run(tmp_path / "run", **layout)
+    run(tmp_path / "run", **layout, extensions={"progress": False, "batch_norm": False})
     assert "note:   batch normalization mixes the rows of a micro-batch" in capfd.readouterr().err
 
 

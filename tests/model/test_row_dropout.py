@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -172,8 +173,12 @@ def test_recomputation_without_the_random_state_is_refused() -> None:
 
 
 class DrawsNoise(nn.Module):
+    def __init__(self, draw: Callable[[], Tensor | float]) -> None:
+        super().__init__()
+        self.draw = draw
+
     def forward(self, given: Tensor) -> Tensor:
-        return given + torch.randn(given.shape)
+        return given + self.draw()
 
 
 @pytest.mark.usefixtures("masks")
@@ -182,7 +187,10 @@ class DrawsNoise(nn.Module):
     [
         (nn.Dropout(0.5), (4, 3, 8), ""),
         (nn.Dropout(0.5), (8, 8), "dropout of shape (8, 8), whose rows are not known"),
-        (nn.Sequential(nn.Dropout(0.5), DrawsNoise()), (4, 8), "random numbers that the model draws itself"),
+        *(
+            (nn.Sequential(nn.Dropout(0.5), DrawsNoise(draw)), (4, 8), "random numbers that the model draws itself")
+            for draw in (lambda: torch.randn(8), lambda: float(np.random.rand()), random.random)
+        ),
     ],
 )
 def test_what_is_not_by_row_is_named_once(

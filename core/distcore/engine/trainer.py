@@ -193,10 +193,9 @@ def build_to_evaluate(
 def resume_or_start(
     run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str, content: RowContent
 ) -> tuple[Progress, Best | None]:
-    """Load the checkpoint of ``--resume``, if any.
+    """Load the checkpoint of ``--resume``, if any; return the progress and the best evaluation so far.
 
-    Returns the progress and the best evaluation so far. ``rows`` is the fingerprint of the training rows, ``content``
-    the digest of all of them.
+    ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them.
     """
     progress, best = Progress(), None
     if resumed := checkpoint.resume(run, hooks, rows, task.on_resume, content):

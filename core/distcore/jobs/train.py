@@ -282,10 +282,7 @@ def check(resolved: Resolved) -> Datasets:
 
 
 def errors_of_job() -> Path:
-    """Return a folder for the errors of all ranks that one launcher started on this machine.
-
-    Ranks need it before they have read the config, which names the run folder.
-    """
+    """Return a folder for the errors of the ranks that one launcher started here, before they have read the config."""
     user = os.getuid() if hasattr(os, "getuid") else "user"  # on Windows everybody has a temporary folder of their own
     return Path(tempfile.gettempdir(), f"distcore-joined-{user}-{os.getppid()}")
 

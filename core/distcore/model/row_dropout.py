@@ -8,6 +8,7 @@ the pool the mask of a token begins. Both follow from integer operations, so tha
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -53,7 +54,7 @@ class RowMasks:
         self._firsts: Tensor | None = None
         self._calls: dict[int, Call] = {}
         self._shared: Call | None = None
-        self._before = torch.empty(0)
+        self._before, self._others_before = torch.empty(0), ""
         self.is_new = True
         """True until the end of the first forward pass."""
         self.outside: str | None = None
@@ -68,7 +69,7 @@ class RowMasks:
         self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
         self._parts = {}
         if self.is_new:
-            self._before = torch.get_rng_state()
+            self._before, self._others_before = torch.get_rng_state(), _other_generators()
 
     def end_rows(self) -> None:
         """End the first forward pass of a run: one line says which random numbers of the model are not by row."""
@@ -77,7 +78,8 @@ class RowMasks:
         generator.set_state(self._before)
         for _ in self._calls:
             _draw(generator)
-        if not torch.equal(generator.get_state(), torch.get_rng_state()):
+        is_torchs = torch.equal(generator.get_state(), torch.get_rng_state())
+        if not is_torchs or self._others_before != _other_generators():
             self.outside = self.outside or "random numbers that the model draws itself"
         if self.outside:
             log.info("dropout_masks: not by row: %s; results depend on ranks and micro-batches", self.outside)
@@ -181,6 +183,11 @@ class RowMasks:
 
 def _draw(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator))
+
+
+def _other_generators() -> str:
+    of_numpy = np.random.get_state(legacy=False)["state"]
+    return repr((random.getstate(), {name: np.asarray(part).tolist() for name, part in of_numpy.items()}))
 
 
 def _random_values(key: int, device: torch.device) -> Tensor:

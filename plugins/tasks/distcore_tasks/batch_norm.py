@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from distcore import BatchPlan, MicroBatch, OptimizerFactory, PreparedModel, Run, Sampler, hookimpl
+from distcore import BatchPlan, ConfigError, MicroBatch, OptimizerFactory, PreparedModel, Run, Sampler, hookimpl
 
 log = logging.getLogger("distcore")
 
@@ -67,15 +67,23 @@ class BatchNorm:
     def wrap_model(
         self, run: Run, make_optimizer: OptimizerFactory | None
     ) -> Generator[None, PreparedModel, PreparedModel]:
-        """Replace the class of each layer with running statistics that computes as torch's does."""
+        """Replace the class of each layer with running statistics that computes as torch's does.
+
+        Raises ConfigError for such a layer where the strategy cannot join ranks and rows are computed apart.
+        """
         prepared = yield
-        if make_optimizer is None or not _can_join(run):
-            return prepared
-        for layer in run.module.modules():
+        for layer in run.module.modules() if make_optimizer else ():
             is_torchs = isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward
-            if is_torchs and layer.track_running_stats:
+            if not (is_torchs and layer.track_running_stats):
+                continue
+            if _can_join(run):
                 layer.__class__ = type(f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {})
                 layer.run = run if run.world.size > 1 else None  # type: ignore[assignment]
+            elif run.world.shards * run.accumulation > 1:
+                raise ConfigError(
+                    f"strategy {run.config.strategy!r} cannot compute batch normalization over the rows of a step; "
+                    "choose another, or have it over those of a micro-batch: --set extensions.batch_norm=false"
+                )
         return prepared
 
     @hookimpl(wrapper=True)

@@ -104,10 +104,7 @@ def silence_torchelastic() -> Iterator[None]:
 
 @contextmanager
 def set_missing_variables(defaults: dict[str, str]) -> Iterator[None]:
-    """Set the ``defaults`` that are missing in the environment, and remove them afterward.
-
-    Libraries read them on import, so they must be set before a rank starts.
-    """
+    """Set the ``defaults`` that the environment lacks before a rank imports what reads them; remove them afterward."""
     new = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(new)
     try:

@@ -80,10 +80,7 @@ def culprit(failures: Iterable[Failure]) -> Failure:
 
 
 def run_and_record(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
-    """Run ``fn`` and return its result or, with the traceback in ``errors/rank-N.txt``, its failure.
-
-    ``sys.exit(0)`` counts as returning ``None``.
-    """
+    """Run ``fn``; return its result, ``None`` for sys.exit(0), or its failure, with traceback ``errors/rank-N.txt``."""
     with _crash_log(traceback_file(errors, rank)) as log:
         try:
             return fn()
