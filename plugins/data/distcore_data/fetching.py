@@ -38,6 +38,7 @@ REASON = 300
 INDEX = "index.json"
 """File of a folder of MDS or litdata that lists its shards."""
 T = TypeVar("T")
+E = TypeVar("E", bound=DataError)
 log = logging.getLogger("distcore")
 
 
@@ -54,6 +55,12 @@ class RemoteFile:
     size: int
     """Bytes; 0 if the file system does not say."""
 
+    @property
+    def own_url(self) -> str:
+        """The URL of this file, which may be one of those in a folder that the user named."""
+        scheme = self.url.partition("://")[0]
+        return self.name if "://" in self.name else f"{scheme}://{self.name.lstrip('/')}"
+
 
 REMOTE: dict[Path, RemoteFile] = {}
 """What this process knows of each copy, which need not be there."""
@@ -62,6 +69,12 @@ REMOTE: dict[Path, RemoteFile] = {}
 def is_copy(file: Path) -> bool:
     """Return True for the name of a copy, which also names the version of its file."""
     return file.is_relative_to(copies_folder())
+
+
+def of_remote(error: E, file: Path) -> E:
+    """Return the error of a file; that of a copy names the remote file in its place."""
+    remote = REMOTE.get(file)
+    return type(error)(str(error).replace(str(file), remote.own_url)) if remote else error
 
 
 def copies_folder() -> Path:
@@ -161,8 +174,7 @@ def _fetch(file: RemoteFile | None, copy: Path) -> None:
             if copy.is_file():
                 os.utime(copy)
                 return
-            scheme = file.url.partition("://")[0]
-            log.info("data: fetching %s", file.name if "://" in file.name else f"{scheme}://{file.name.lstrip('/')}")
+            log.info("data: fetching %s", file.own_url)
             draft = copy.with_name(f".{copy.name}")
             try:
                 persistent(file.url, lambda: _write(file, draft))

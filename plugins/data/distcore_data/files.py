@@ -15,7 +15,7 @@ from pathlib import Path
 
 from distcore import DataError, nearest
 from distcore_data.bad_rows import good_rows
-from distcore_data.fetching import is_copy, present
+from distcore_data.fetching import is_copy, of_remote, present
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
@@ -57,8 +57,12 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 def _rows(paths: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
     parts = [(path, *part) for path in paths for part in parts_of(path)]
     files = present(file for _, file, _ in parts)
-    for (path, _, place), _ in zip(parts, files, strict=True):
-        yield from read_rows(path, columns, place)
+    for (path, file, place), _ in zip(parts, files, strict=True):
+        try:
+            for row in read_rows(path, columns, place):
+                yield of_remote(row, file) if isinstance(row, RowError) else row
+        except DataError as error:
+            raise of_remote(error, file) from None
 
 
 def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:

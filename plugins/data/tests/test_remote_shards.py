@@ -15,7 +15,16 @@ import pytest
 import shard_cases as shards
 
 from distcore import DataError
-from distcore_data import IndexedRows, check_source, data_format, fetching, read_records, remote, source_digest
+from distcore_data import (
+    IndexedRows,
+    check_source,
+    data_format,
+    fetching,
+    read_records,
+    remote,
+    skipping,
+    source_digest,
+)
 from distcore_data.indexes import entries
 
 fsspec = pytest.importorskip("fsspec")
@@ -142,6 +151,21 @@ def test_a_changed_shard_is_other_rows(bucket: Any, tmp_path: Path) -> None:
     assert [(a, b) for (a, _), (b, _) in zip(before, records(), strict=True) if a != b] == [
         ("row 10 ist grün", "row 99 ist grün")
     ]
+
+
+@pytest.mark.parametrize("read", [lambda: records(), lambda: IndexedRows(SOURCE, COLUMNS)[[11]]], ids=["all", "one"])
+def test_a_damaged_shard_is_named_by_its_url(bucket: Any, read: Callable[[], object], tmp_path: Path) -> None:
+    folder = uploaded(bucket, local(tmp_path, "mds"))
+    bucket.pipe("/bucket/set/shard.00003.mds", (folder / "shard.00003.mds").read_bytes()[:-5])
+    line = r"^data file memory://bucket/set/shard.00003.mds, row 3: the shard ends within this row: 5 bytes are missing"
+    with pytest.raises(DataError, match=line):
+        read()
+    uploaded(bucket, folder)
+    remote.copies_of.cache_clear()
+    bucket.pipe("/bucket/bad.jsonl", b'{"text": "a", "label": 0}\n{')
+    with skipping(1) as bad:
+        assert records(Path("memory://bucket/bad.jsonl")) == [("a", 0)]
+    assert next(iter(bad.problems)).startswith("data file memory://bucket/bad.jsonl, line 2")
 
 
 def test_mistakes_are_one_line(bucket: Any, tmp_path: Path) -> None:

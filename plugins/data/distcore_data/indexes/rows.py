@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
-from distcore_data.fetching import present
+from distcore_data.fetching import of_remote, present
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows
 from distcore_data.formats.columns import Columns, Record
@@ -55,8 +55,11 @@ class IndexedRows:
         asked = [(int(owner), wanted[owners == owner] - self._ends[owner]) for owner in np.unique(owners)]
         parts = [part for owner, inside in asked for part in self._by_file(owner, inside)]
         read: dict[int, Record] = {}
-        for (_, owner, inside), _ in zip(parts, present(file for file, _, _ in parts), strict=True):
-            read |= zip((inside + self._ends[owner]).tolist(), self._read(owner, inside), strict=True)
+        for (file, owner, inside), _ in zip(parts, present(file for file, _, _ in parts), strict=True):
+            try:
+                read |= zip((inside + self._ends[owner]).tolist(), self._read(owner, inside), strict=True)
+            except DataError as error:
+                raise of_remote(error, file) from None
         return [read[number] for number in numbers.tolist()]
 
     def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, np.ndarray]]:
