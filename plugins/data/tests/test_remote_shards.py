@@ -162,6 +162,8 @@ def test_a_damaged_shard_is_named_by_its_url(bucket: Any, read: Callable[[], obj
         read()
     uploaded(bucket, folder)
     remote.copies_of.cache_clear()
+    with pytest.raises(DataError, match=r"^data file memory://bucket/set/shard.00000.mds: no column 'txt'"):
+        list(read_records(SOURCE, {"columns.text": "txt"}))
     bucket.pipe("/bucket/bad.jsonl", b'{"text": "a", "label": 0}\n{')
     with skipping(1) as bad:
         assert records(Path("memory://bucket/bad.jsonl")) == [("a", 0)]
