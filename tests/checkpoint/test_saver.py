@@ -118,6 +118,16 @@ def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints/step-00000002").exists()
 
 
+def test_what_was_copied_before_an_error_is_still_written(tmp_path: Path) -> None:
+    disk = Disk()
+    saving, _ = saver(tmp_path, disk, asynchronous=True)
+    disk.gate.clear()
+    saving.save(Progress(step=1), None)
+    threading.Timer(0.3, disk.gate.set).start()
+    saving.close()
+    Checkpoint(tmp_path / "checkpoints/step-00000001").verify()
+
+
 def test_memory_is_used_again_and_has_the_state_of_each_step(tmp_path: Path) -> None:
     saving, run = saver(tmp_path, Disk(), asynchronous=True)
     places = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,12 @@ def clean_up(files: Files, folder: Path) -> None:
 
 def discard(files: Files, final: Path) -> None:
     """Remove the staging folder after a failure, if possible, because it may fill the disk."""
-    with contextlib.suppress(OSError):
-        files.remove(staging_of(final))
+    for _ in range(20):  # another rank may write into it meanwhile, until it has nowhere to
+        with contextlib.suppress(OSError):
+            files.remove(staging_of(final))
+        if not staging_of(final).exists():
+            return
+        time.sleep(0.05)
 
 
 def _rank_manifest_paths(final: Path, rank: int) -> tuple[Path, Path]:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,9 @@ class Saver:
         hooks.on_checkpoint(run, progress, path)
 
     def close(self) -> None:
-        """Show others that the run is over."""
+        """Show others that the run is over; first, what was copied before an error is written, if others do so, too."""
+        if self._pending:
+            wait([self._pending[0]], None if self._run.world.size == 1 else 5.0)
         for file in filter(None, self._held):
             file.close()
 

@@ -76,7 +76,6 @@ def diff(first: Path, second: Path, every: bool = False) -> int:
 
 
 def _checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints of a run, the newest last, or the one that ``path`` is; raises CheckpointError if none."""
     checkpoints = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
     if not checkpoints:
         raise CheckpointError(f"{path}: no checkpoints there")

@@ -75,7 +75,6 @@ def _reader() -> Reader:
 
 
 def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:
-    """Return the ids of rows that begin with number ``start``; raises DataError for an unusable id."""
     ids: list[int | str] = []
     for number, value in enumerate(values, start):
         if isinstance(value, bool) or not isinstance(value, int | str):

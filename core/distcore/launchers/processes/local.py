@@ -212,7 +212,6 @@ def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
 
 
 def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
-    """Return all failures. If so far only ranks that lost a peer have failed, wait for the cause first."""
     deadline = time.monotonic() + WAIT_FOR_CULPRIT
     while all(failure.kind == "lost" for failure in _failures(job, dead)) and time.monotonic() < deadline:
         if job.stop.wait(POLL) or len(dead) == job.nproc:

@@ -182,7 +182,6 @@ def checked_metrics(method: str, metrics: object) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """A metric as a Python number, if it is a numpy scalar or a tensor without dimensions."""
     return value.item() if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0 else value
 
 

@@ -193,10 +193,10 @@ class Observe:
 
     @hookimpl(wrapper=True, tryfirst=True)
     def on_checkpoint(self) -> Generator[None, list[object], list[object]]:
-        """End a save; one in the background has let training go on before."""
+        """Time what others do after a save; while one beside training was written, the run was in other phases."""
+        self._enter("save")
         answers = yield
-        if self._clock is not None and self._clock.phase == "save":
-            self._enter("data")
+        self._enter("data")
         self._note("checkpoint")
         return answers
 
