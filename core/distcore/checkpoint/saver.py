@@ -32,8 +32,8 @@ from distcore.plugin.strategy.hooks import Hooks
 log = logging.getLogger("distcore")
 POLL = 0.02
 """Seconds between two checks for the files of other ranks."""
-NICENESS = 10
-"""Of the thread that writes: beside training that keeps two cores busy it takes a twentieth of them."""
+NICENESS = 15
+"""Of the thread that writes: of cores that training keeps busy it takes a thirtieth of one."""
 
 
 class Saver:
