@@ -130,11 +130,11 @@ def load_file(kind: str, reference: str) -> Any:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
         raise _broken(f"{kind} {reference!r}", error) from error
-    if not isinstance(cls := getattr(module, name, None), type):
+    if (named := getattr(module, name, None)) is None or not (kind == "optimizer" or isinstance(named, type)):
         known = [other for other, value in vars(module).items() if isinstance(value, type)]
         what = f"{name} in {path} is not a class" if hasattr(module, name) else f"no class {name} in {path}"
         raise StrategyError(f"{kind} {reference!r}: {what}{nearest(name, known)}")
-    return cls
+    return named
 
 
 def _broken(what: str, error: Exception) -> StrategyError:

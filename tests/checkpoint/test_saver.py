@@ -6,6 +6,8 @@ import errno
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,19 @@ def test_what_was_copied_before_an_error_is_still_written(tmp_path: Path) -> Non
     threading.Timer(0.3, disk.gate.set).start()
     saving.close()
     Checkpoint(tmp_path / "checkpoints/step-00000001").verify()
+
+
+def test_of_ranks_that_fail_together_the_one_with_the_cause_says_so(tmp_path: Path) -> None:
+    saving, run = saver(tmp_path, Disk(), asynchronous=True)
+    saving._run = replace(run, world=replace(run.world, rank=1, size=2))
+    with pytest.raises(ConnectionError, match="step-00000001 could not be written") as elsewhere:
+        saving._write(tmp_path / "checkpoints/step-00000001", [], {})  # the other rank has removed the folder
+    failed: Future[Path] = Future()
+    failed.set_exception(elsewhere.value)
+    saving._pending = failed, Progress(step=1)
+    saving.check()  # the other rank ends the run
+    with pytest.raises(ConnectionError):
+        saving.wait()
 
 
 def test_memory_is_used_again_and_has_the_state_of_each_step(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import distcore_tasks
 ROOT = Path(distcore_tasks.__file__).parent
 SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare", "models", "embedded", "unlabeled"}
 OWN = {
-    "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router"},
+    "causal_lm": {
+        *("shapes", "vocabulary", "sequence_packing", "router"),
+        *("corpus", "streamed"),  # documents that are read when their step comes
+    },
     "distillation": set[str](),
     "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {
