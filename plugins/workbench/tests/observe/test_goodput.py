@@ -19,6 +19,7 @@ from distcore_workbench.observe.times import FILE, attempts_of
 CONFIG = {
     "task": TEXTS, "max_steps": 30, "global_batch_size": 8, "device": "cpu", "log_every": 2, "log_level": "error",
     "save_every": 10, "eval_every": 10, "out": "run", "checkpoints.best": None,
+    "checkpoints.asynchronous": False,  # a rank that is killed soon after a save would lose it
     "extensions.progress": False, "extensions.observe": True,
 }  # fmt: skip
 KILLED = """
