@@ -130,6 +130,23 @@ def test_what_was_copied_before_an_error_is_still_written(tmp_path: Path) -> Non
     Checkpoint(tmp_path / "checkpoints/step-00000001").verify()
 
 
+def test_listeners_hear_of_a_save_at_a_step_that_is_the_same_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, _ = saver(tmp_path, Disk(), asynchronous=True)
+    heard: list[int] = []
+    monkeypatch.setattr(saving._hooks, "on_checkpoint", lambda run, progress, path: heard.append(progress.step))
+    saving.save(Progress(step=1), None)
+    assert saving._pending is not None
+    saving._pending[0].result()
+    saving.check()
+    assert heard == []
+    saving.save(Progress(step=2), None)
+    assert heard == [1]
+    saving.wait()
+    assert heard == [1, 2]
+
+
 def test_of_ranks_that_fail_together_the_one_with_the_cause_says_so(tmp_path: Path) -> None:
     saving, run = saver(tmp_path, Disk(), asynchronous=True)
     saving._run = replace(run, world=replace(run.world, rank=1, size=2))

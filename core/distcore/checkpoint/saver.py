@@ -68,8 +68,7 @@ class Saver:
     def save(self, progress: Progress, best: dict[str, Any] | None) -> None:
         """Commit a checkpoint; with ``checkpoints.asynchronous`` return as soon as the state is copied to memory.
 
-        ``best`` describes the best evaluation so far, with its ``step``. Raises CheckpointError if this save, or an
-        earlier one, fails.
+        ``best``: the best evaluation so far, with its ``step``. Raises CheckpointError if this save or the last fails.
         """
         self.wait()
         run, hooks = self._run, self._hooks
@@ -102,10 +101,10 @@ class Saver:
         return {"states": states} if states else {}
 
     def check(self) -> None:
-        """Raise CheckpointError if a save in the background has failed here; cheap enough to call after each step."""
+        """Raise CheckpointError if a save beside training has failed here; of others all ranks hear at one step."""
         writing = self._pending[0] if self._pending else None
-        if writing and writing.done() and not isinstance(writing.exception(), ConnectionError):  # another rank says why
-            self.wait()
+        if writing and writing.done() and not isinstance(writing.exception(), ConnectionError | None):
+            self.wait()  # not for a ConnectionError: the rank that failed says why
 
     def wait(self) -> None:
         """Wait for the save in progress, if any; raises CheckpointError if it failed, ConnectionError if elsewhere."""

@@ -364,7 +364,7 @@ class Events:
 
     @hookspec
     def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> Answer:
-        """A checkpoint is committed at ``path``; no rank writes there any more. Training may be beyond ``progress``.
+        """A checkpoint is committed at ``path``; no rank writes there any more. Told by the next save or the end.
 
         Example::
 
