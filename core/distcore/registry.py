@@ -129,7 +129,7 @@ def load_file(kind: str, reference: str) -> Any:
     try:
         module = _module_of(file.resolve(), file.stat().st_mtime_ns)
     except Exception as error:
-        raise _broken(f"{kind} {reference!r}", error) from error
+        raise error if GUARD in str(error) else _broken(f"{kind} {reference!r}", error) from error
     if (named := getattr(module, name, None)) is None or not (kind == "optimizer" or isinstance(named, type)):
         known = [other for other, value in vars(module).items() if isinstance(value, type)]
         what = f"{name} in {path} is not a class" if hasattr(module, name) else f"no class {name} in {path}"
@@ -137,11 +137,21 @@ def load_file(kind: str, reference: str) -> Any:
     return named
 
 
+def refuse_while_importing() -> None:
+    """Raise StrategyError in a file that a user named for its class: each process that imports it would start a run."""
+    if _importing:
+        raise StrategyError(f"{_importing[0].name}: starts a run as it is imported; put that below {GUARD}")
+
+
 def _broken(what: str, error: Exception) -> StrategyError:
     """Return the error of a plugin that does not import, with its place unless it says itself what to do."""
     says_what_to_do = isinstance(error, ImportError) and error.name is None  # raised by the plugin, not by Python
     reason, at = " ".join(str(error).split()), "" if says_what_to_do else raised_at(error)
     return StrategyError(f"{what} does not import: {type(error).__name__}: {reason}{at}")
+
+
+GUARD = "if __name__ == '__main__':"
+_importing: list[Path] = []
 
 
 @cache  # a class must be the same object whenever it is asked for
@@ -155,7 +165,11 @@ def _module_of(file: Path, changed: int) -> ModuleType:
     sys.modules[name] = module  # dataclasses look up their module by name
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that it hides nothing
-    spec.loader.exec_module(module)
+    _importing.append(file)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        _importing.remove(file)
     return module
 
 

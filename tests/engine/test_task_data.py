@@ -282,7 +282,7 @@ class Streams(Problem):
         (NoEvaluation(), "task NoEvaluation: has none of outputs(), sums() and row_loss()"),
         (NoReport(), "task NoReport: has outputs but no report()"),
         (PerBatch(), "task PerBatch: row_loss() returned a tensor of shape (); expected one loss per row"),
-        (Detached(), "task: row_loss() returned losses without a gradient"),
+        (Detached(), "task Detached: row_loss() returned losses without a gradient"),
         (NoDict(), "report() returned float; expected a dict of metrics"),
         (NoJSON(), "report() as 'matrix' returned Tensor; expected a JSON value"),
         (Undeclared(), "the report lacks 'f1', which `metrics` declares; it has ['loss']"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import pytest
@@ -142,6 +142,11 @@ def test_an_unknown_option_names_the_nearest_and_all() -> None:
         StrategyError, match=r"unknown option 'bucket_md' \(did you mean 'bucket_mb'\?\) \(options: bu.*lap\)"
     ):
         build("strategy", "mine", Options, {"bucket_md": 4})
+
+
+def test_a_missing_option_says_that_it_is_required() -> None:
+    with pytest.raises(StrategyError, match=r"^task 'mine': size: field required$"):
+        build("task", "mine", make_dataclass("Sized", [("size", int)]), {})
 
 
 def test_an_option_of_the_wrong_type_names_option_value_and_rule() -> None:

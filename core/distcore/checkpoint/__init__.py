@@ -31,7 +31,7 @@ from distcore.checkpoint.job_state import (
 )
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
-from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
+from distcore.checkpoint.retention import checkpoints_in, newest_whole, remove_newer, retain
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_share
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
@@ -107,17 +107,13 @@ def find(resume: str, out: Path) -> Path | None:
     ``auto`` is the newest checkpoint with a valid manifest whose files exist in full size. Raises CheckpointError if
     there are checkpoints and all are damaged, or if ``resume`` is a path without a checkpoint.
     """
-    folder = out / "checkpoints"
     if resume != "auto":
         path = Path(resume)
         if not (path / MANIFEST).is_file():
             wanted = "name a folder checkpoints/step-NNNNNNNN of a run, or use --out RUN --resume auto"
             raise CheckpointError(f"resume = {resume!r}: no checkpoint there; {wanted}")
         return path
-    newest = next(complete_checkpoints(folder), None)
-    if newest is None and (every := checkpoints_in(folder)):
-        raise CheckpointError(f"resume = 'auto': none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
-    return newest
+    return newest_whole(out / "checkpoints")
 
 
 def resume(

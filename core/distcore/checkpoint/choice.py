@@ -7,7 +7,7 @@ from pathlib import Path
 from distcore.checkpoint.job_state import saved_judgment
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint, weights_of
-from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of
+from distcore.checkpoint.retention import checkpoints_in, newest_whole
 from distcore.errors import CheckpointError
 
 Judgment = tuple[int, str, float]
@@ -30,13 +30,11 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
         if best or step is not None:
             raise CheckpointError(f"{target}: is a checkpoint; --best and --step choose one of a run folder")
         return target, target.name
-    every = checkpoints_in(target / "checkpoints")
-    if not every:
+    newest = newest_whole(target / "checkpoints")
+    if newest is None:
         wrong = "holds no checkpoint" if target.exists() else "no such folder"
         raise CheckpointError(f"{target}: {wrong}; expected a run folder or a folder step-NNNNNNNN")
-    newest = next(complete_checkpoints(target / "checkpoints"), None)
-    if newest is None:
-        raise CheckpointError(f"{target}: none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
+    every = checkpoints_in(target / "checkpoints")
     judged = saved_judgment(Checkpoint(newest).job_state(), newest)
     if best:
         return _best(target, every, judged)

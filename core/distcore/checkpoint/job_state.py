@@ -121,7 +121,6 @@ def steps_key(config: RunConfig) -> str:
 
 
 def _steps_flag(config: RunConfig) -> str:
-    """Return the flag that says how many steps a run has, with its value."""
     key = steps_key(config)
     return f"--{key.replace('_', '-')} {getattr(config, key)}"
 

@@ -83,7 +83,6 @@ def without_folder(value: object) -> str:
 
 
 def _rows(run: Path) -> str:
-    """Return how many rows the report counts; a run that was interrupted has none."""
     try:
         report: Report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         return f"{report['data']['train']['rows']} rows"

@@ -129,7 +129,6 @@ class Checkpoint:
             self._verify_numbers(file)
 
     def _header(self, file: str) -> dict[str, tuple[str, int]]:
-        """Return dtype and number of elements of every tensor in a safetensors file, by key."""
         try:
             with safe_open(self.path / file, framework="pt") as opened:
                 slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping

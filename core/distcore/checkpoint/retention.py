@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 from distcore.checkpoint.commit import REMOVING
@@ -20,13 +19,22 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
-def complete_checkpoints(folder: Path) -> Iterator[Path]:
-    """Yield the checkpoints with a valid manifest whose files exist in full size, the newest first."""
+def newest_whole(folder: Path) -> Path | None:
+    """Return the newest checkpoint with a valid manifest whose files exist in full size; ``None`` if there are none.
+
+    Raises CheckpointError if all are damaged.
+    """
+    problems: list[str] = []
     for path in checkpoints_in(folder):
-        if problem := problem_of(path):
-            log.warning("skipped: %s", problem)
-        else:
-            yield path
+        if not (problem := problem_of(path)):
+            for line in problems:
+                log.warning("skipped: %s", line)
+            return path
+        problems.append(problem)
+    if problems:
+        what = f"{problems[0]}; resume from a copy, or train anew into another --out"
+        raise CheckpointError(f"{folder.parent}: none of {len(problems)} checkpoints is whole: {what}")
+    return None
 
 
 def problem_of(path: Path) -> str | None:

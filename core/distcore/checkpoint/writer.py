@@ -159,7 +159,6 @@ def _split_box(
 
 
 def _split_large(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
-    """Yield one block, or several if the values have more than ``limit`` bytes."""
     step = max(1, limit // values.element_size())
     if values.numel() <= step:
         yield Block(name=name, values=values, start=start, shape=shape)

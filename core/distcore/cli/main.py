@@ -92,7 +92,6 @@ def _with_commands(error: ConfigError, argv: list[str]) -> str:
 
 
 def _with_flags(message: str, argv: list[str]) -> str:
-    """Return an error message with the flags of the command in ``argv`` in place of keys."""
     name = next((word for word in argv if not word.startswith("-") and ":" not in word), None)
     if name is None:
         return message

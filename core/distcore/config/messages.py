@@ -62,6 +62,8 @@ def explain(
         if others > 1 and source not in ("command line", "RunConfig"):
             more += f"; if it is a file of another trainer: distcore migrate {source}"
         return f"{source}: unknown key {where!r}{hint}{more}"
+    if problems[0]["type"] == "model_type":
+        rules = f"expected {' or '.join(f'{where}.{key}' for key in _keys_at(model, path))}"
     return f"{source}: {where} = {value!r}: {rules}{more}"
 
 

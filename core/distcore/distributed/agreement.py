@@ -190,7 +190,6 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T] | No
 
 
 def _digest(fact: object) -> int:
-    """Hash a JSON value to 63 bits, which fit into an element of an int64 tensor."""
     text = json.dumps(fact, sort_keys=True, default=str)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -65,7 +65,6 @@ def _is_steady(lengths: Column) -> bool:
 
 
 def _force_determinism(undo: ExitStack) -> None:
-    """Restrict torch to algorithms that repeat bit for bit."""
     warns, cudnn = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn
     undo.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
     undo.callback(setattr, cudnn, "benchmark", cudnn.benchmark)

@@ -65,7 +65,6 @@ def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
 
 
 def _accelerator_type() -> str | None:
-    """Return the device type of the accelerator that torch sees here."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator.type if accelerator is not None and count_devices(accelerator.type) else None
 

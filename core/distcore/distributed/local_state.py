@@ -79,7 +79,6 @@ class LocalState:
         return parts_of(self._state[name]) if name in self._state else []
 
     def _gather(self, name: str) -> Tensor:
-        """Join the pieces of all ranks, without replicas."""
         device = self._run.world.device
         pieces = [part for part in self._parts(name) if isinstance(part, Piece) and not part.replica]
         values = [piece.values.to(device, torch.float32) for piece in pieces]

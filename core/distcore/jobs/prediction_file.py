@@ -85,7 +85,6 @@ class PredictionFile:
 
 
 def _whole_lines(file: Path) -> tuple[int, int]:
-    """Return the number of whole lines in the file, and the end of the last one, in bytes."""
     lines = end = position = 0
     with file.open("rb") as stream:
         while block := stream.read(BLOCK):

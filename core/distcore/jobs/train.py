@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore import registry
 from distcore.config import RunConfig
 from distcore.errors import (
     INTERRUPTED,
@@ -124,6 +125,7 @@ def train_rank(config: RunConfig, task: Task | None = None) -> Report:
 
 def resolve_here(config: RunConfig, training: bool = True, task: Task | None = None) -> Resolved:
     """Resolve a config in this process: as the rank that a launcher started, or before any is started."""
+    registry.refuse_while_importing()
     from distcore.resolve.resolve import resolve
 
     started: dict[str, Any] = {}

@@ -201,7 +201,6 @@ def _random_values(key: int, device: torch.device) -> Tensor:
 
 
 def _mix(values: Tensor) -> Tensor:
-    """Scramble numbers of 31 bits."""
     values = (values ^ (values >> 16)) * 0x45D9F3B & LOW
     values = (values ^ (values >> 15)) * 0x45D9F3B & LOW
     return values ^ (values >> 16)

@@ -39,13 +39,11 @@ def lambda_scheduler(
 
 
 def _warmed_up(step: int, *, factor: Callable[..., float], warmup: int, total: int, interval: int) -> float:
-    """Rise linearly from 0 to 1 over the warm-up, then follow ``factor``."""
     step -= step % interval
     return step / max(1, warmup) if step < warmup else factor(step, warmup, total)
 
 
 def _progress(step: int, warmup: int, total: int) -> float:
-    """Return the fraction of the steps after the warm-up that are done."""
     return (step - warmup) / max(1, total - warmup)
 
 

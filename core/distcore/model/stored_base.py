@@ -40,7 +40,6 @@ def store(config: RunConfig, module: nn.Module, folder: Path | None) -> None:
 
 
 def _why_not(config: RunConfig, module: Any, folder: Path | None, dtypes: set[str]) -> str:
-    """Return why weights cannot stay as the files have them; empty if they can."""
     if folder is None:
         return f"model {config.task_options.get('model')!r} has random weights, and no files"
     if len(dtypes) != 1:

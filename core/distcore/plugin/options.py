@@ -68,7 +68,8 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
         path, value, rules = first_problem(error)
-        raise StrategyError(f"{kind} {name!r}: {'.'.join(path) or 'options'} = {value!r}: {rules}") from None
+        given = "" if rules == "field required" else f" = {value!r}"
+        raise StrategyError(f"{kind} {name!r}: {'.'.join(path) or 'options'}{given}: {rules}") from None
 
 
 def values_of(plugin: object) -> dict[str, Any]:

@@ -124,7 +124,6 @@ def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:
 
 
 def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
-    """Check the keys of training alone, and return their resolved values, by dotted key."""
     check_optimizer(config, declared)
     options = {f"optimizer.{name}": value for name, value in optimizer_options(config).items()}
     check_average(config, declared)
@@ -152,7 +151,6 @@ def dropout_masks(config: RunConfig, declared: Capabilities, compile_mode: str) 
 
 
 def _why_not_by_row(config: RunConfig, declared: Capabilities, compile_mode: str) -> str:
-    """Return why masks cannot follow from the row; empty if they can."""
     if compile_mode != "off":
         return "compiled code draws its own"
     if declared.ranks_per_shard > 1 and not declared.row_masks:

@@ -82,5 +82,4 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _nearest(value: int, sizes: list[int]) -> int:
-    """Return the size nearest to ``value``; on a tie the smaller one, but not 1."""
     return min(sizes, key=lambda size: (abs(size - value), size == 1, size))

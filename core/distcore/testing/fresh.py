@@ -92,7 +92,6 @@ def _needs(names: list[str]) -> set[str]:
 
 
 def _requirements(package: Distribution | None, extras: bool = False) -> list[str]:
-    """Return the names of a distribution's requirements, with or without its ``extras``."""
     needed = (line for line in (package.requires if package else None) or [] if extras or "extra ==" not in line)
     return [_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed]
 

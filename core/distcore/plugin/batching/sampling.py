@@ -94,7 +94,6 @@ class BatchPlan:
         return micros
 
     def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
-        """Return one group's part of a step's rows, int64, shape ``(n,)``."""
         start, size = step * self.global_batch, self.size(step)
         return _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
 
@@ -175,7 +174,6 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
 
 
 def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
-    """Return the cut by tokens of a resolved config; ``None`` if it cuts by rows."""
     if config.micro_batch_tokens is None:
         return None
     forward = config.loader.forward_tokens

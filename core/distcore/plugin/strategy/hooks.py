@@ -334,7 +334,6 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
 
 
 def _check_arguments(label: str, name: str, method: Callable[..., object]) -> None:
-    """Raise StrategyError for an argument of a hook method that the hook does not have."""
     known = inspect.signature(getattr(Operations, name, None) or getattr(Events, name)).parameters
     for argument, parameter in inspect.signature(method).parameters.items():
         if argument not in known and parameter.default is parameter.empty:

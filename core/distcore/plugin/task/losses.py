@@ -107,7 +107,6 @@ class TaskLosses(LookedUp):
         return terms(self.loss(model, batch))[0][None]
 
     def _row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return ``row_loss`` alone, without additional terms and without logging."""
         return row_losses_alone(self._own["row_loss"], model, batch)
 
 

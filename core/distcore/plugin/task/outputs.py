@@ -164,11 +164,13 @@ def checked_losses(losses: Tensor, row_loss: Callable[..., object]) -> Tensor:
     """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for another shape than ``(n,)``."""
     if not isinstance(losses, Tensor) or losses.dim() != 1:
         given = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        task, place = type(getattr(row_loss, "__self__", None)).__name__, defined_at(row_loss)
-        raise TaskError(f"task {task}: row_loss() returned {given}; expected one loss per row, shape (n,){place}")
-    if torch.is_grad_enabled() and not losses.requires_grad:
-        raise TaskError(f"task: row_loss() returned losses without a gradient (detached?){defined_at(row_loss)}")
-    return losses
+        problem = f"{given}; expected one loss per row, shape (n,)"
+    elif torch.is_grad_enabled() and not losses.requires_grad:
+        problem = "losses without a gradient (detached?)"
+    else:
+        return losses
+    task = type(getattr(row_loss, "__self__", None)).__name__
+    raise TaskError(f"task {task}: row_loss() returned {problem}{defined_at(row_loss)}")
 
 
 def checked_metrics(method: str, metrics: object) -> dict[str, object]:

@@ -74,7 +74,6 @@ def imports_no_other_strategy(lab: JobLab) -> Measured:
 
 
 def _collectives(job: Job) -> Counter[str]:
-    """Count the collectives of ``STEPS`` optimizer steps by name, as c10d calls them."""
     steps = job.steps(Progress())
     for _ in range(WARM_UP):
         next(steps)

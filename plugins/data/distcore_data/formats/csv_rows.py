@@ -86,10 +86,13 @@ def _parsed(path: Path, lines: Iterator[str], delimiter: str, before: int = 0) -
     csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
+        began = reader.line_num + 1
         try:
             if line := next(reader):
                 yield line
         except StopIteration:
             return
         except csv.Error as error:  # the reader goes on with the next line
-            yield RowError(f"data file {path}, line {before + reader.line_num}: not valid CSV: {error}")
+            cut = "unexpected end" in str(error)  # a quote that is not closed takes in all lines after it
+            at, what = (began, "a quote opens here and never closes") if cut else (reader.line_num, error)
+            yield RowError(f"data file {path}, line {before + at}: not valid CSV: {what}")

@@ -197,11 +197,10 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
 
 
 def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
-    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
-        export = f"distcore checkpoint export {name} --to DIR"
-        raise ModelError(
-            f"model {name}: is a run folder; make a model folder of it: {export}, and name DIR in its place"
-        )
+    of_a_run = (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir()
+    if of_a_run or (folder / "manifest.json").is_file():
+        kind, export = "run folder" if of_a_run else "checkpoint", f"distcore checkpoint export {name} --to DIR"
+        raise ModelError(f"model {name}: is a {kind}; make a model folder of it: {export}, and name DIR in its place")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
     read_config(name, folder)

@@ -46,6 +46,11 @@ def test_a_word_among_numbers_is_named_with_its_row(tmp_path):
     assert "label 'five' in row 3 is no number and occurs once, and 1 more are like it: " in said(more)[0]
 
 
+def test_labels_that_differ_by_spaces_or_capitals_alone_are_named(tmp_path):
+    (line,) = said(options(tmp_path / "a.json", ["good", "bad", "good ", "Bad"] * 10))
+    assert line.endswith("labels 'good' and 'good ' are two classes: correct them if they are meant to be one")
+
+
 def test_words_that_several_rows_have_are_classes(tmp_path):
     assert not said(options(tmp_path / "a.csv", [1, 2, "other"] * 20))
 

@@ -113,6 +113,12 @@ def test_an_incomplete_folder_is_one_line(folder, removed, message):
         TextOptions(model=str(folder)).model_folder()
 
 
+def test_a_checkpoint_says_how_it_becomes_a_model_folder(folder):
+    (folder / "manifest.json").touch()
+    with pytest.raises(ModelError, match=r"is a checkpoint; make .*: distcore checkpoint export \S+ --to DIR"):
+        TextOptions(model=str(folder)).model_folder()
+
+
 @pytest.mark.parametrize(("content", "message"), [("{", "cannot be read"), ("{}", "has no 'model_type'")])
 def test_a_broken_config_is_one_line(folder, content, message):
     (folder / "config.json").write_text(content)

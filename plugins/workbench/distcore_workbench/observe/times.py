@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from distcore.files import strict_json
 
@@ -23,19 +23,22 @@ class TimesFile:
 
     def __init__(self, out: Path, step: int, began: float) -> None:
         """Begin an attempt at ``step``, by ranks that were started at ``began``, seconds since 1970."""
-        file = out / FILE
-        cut = file.is_file() and not file.read_bytes().endswith(b"\n")  # an attempt was killed while it wrote
-        self._out: TextIO = file.open("a", encoding="utf-8", buffering=1)
-        self._out.write("\n" if cut else "")
+        self._file, self._ended = out / FILE, False
+        if self._file.is_file() and not self._file.read_bytes().endswith(b"\n"):  # an attempt was killed as it wrote
+            self._append("")
         self.add("start", step, at=began)
 
     def add(self, event: str, step: int, at: float | None = None, values: Mapping[str, object] | None = None) -> None:
-        """Add a line. The file is closed with the line of the end."""
-        if not self._out.closed:
-            line = {"event": event, "at": time.time() if at is None else at, "step": step, **(values or {})}
-            self._out.write(strict_json(line) + "\n")
-            if event == "end":
-                self._out.close()
+        """Add a line, if that of the end is not there."""
+        if not self._ended:
+            self._append(
+                strict_json({"event": event, "at": time.time() if at is None else at, "step": step, **(values or {})})
+            )
+        self._ended = self._ended or event == "end"
+
+    def _append(self, line: str) -> None:
+        with self._file.open("a", encoding="utf-8") as out:  # not held open: a run may end before its end is told
+            out.write(line + "\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,8 @@ def check_classes(
     evaluation rows. ``held_out``: True if the evaluation rows have their own source.
     """
     counts = Counter(str(label) for _, label in each_label(rows))
-    yield from (("data", line) for line in (*_odd_labels(rows, counts), *_rare_classes(rows, counts)))
+    lines = (*_odd_labels(rows, counts), *_spaced_labels(counts), *_rare_classes(rows, counts))
+    yield from (("data", line) for line in lines)
     evaluated = dict(zip(classes, np.bincount(evaluation, minlength=len(classes)).tolist(), strict=True))
     if held_out:
         source, remedy = "eval_data", "add rows of them"
@@ -49,6 +50,16 @@ def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
         others = f", and {len(words) - 1} more are like it" if len(words) > 1 else ""
         what = f"label {words[0]!r} in {place} is no number and occurs once{others}"
         yield f"{what}: so all labels are strings; correct it if it is a slip"
+
+
+def _spaced_labels(counts: Counter[str]) -> Iterator[str]:
+    """Yield a warning about the first two classes whose names differ by nothing but spaces or capital letters."""
+    alike: dict[str, str] = {}
+    for label in counts:
+        other = alike.setdefault("".join(label.split()).casefold(), label)
+        if other != label:
+            yield f"labels {other!r} and {label!r} are two classes: correct them if they are meant to be one"
+            return
 
 
 def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
