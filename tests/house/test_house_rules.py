@@ -26,7 +26,7 @@ ROOMS = (
 LOOSE = {"__init__", "__main__", "errors", "files", "lazy", "registry", "tables"}
 """Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
 PUBLIC_ROOMS = (
-    "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.tables",
+    "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.tables", "distcore.testing",
 )  # fmt: skip
 """Rooms and loose modules whose ``__all__`` is public, beside that of ``distcore`` itself."""
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)

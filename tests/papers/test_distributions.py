@@ -14,6 +14,7 @@ import pytest
 
 import distcore
 import distcore_ddp
+from distcore import registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +82,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_and_install(kind: str, environment: Path, folder: Path) -> None:
-    """Write the package of ``my-strategy`` or ``my-task``, install it, and run its own tests."""
+    """Write the package of ``my-strategy`` and its like, install it, and run its own tests."""
     run(f"python -m distcore new {kind} my-{kind}", environment, folder)
     run(f"python -m pip install --quiet --no-build-isolation --no-deps ./distcore-my-{kind}", environment, folder)
     run(f"python -m pytest -q distcore-my-{kind}", environment, folder)
@@ -91,6 +92,16 @@ def write_and_install(kind: str, environment: Path, folder: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_skeleton_of_a_strategy_passes_its_own_contract(environment: Path, tmp_path: Path) -> None:
     write_and_install("strategy", environment, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", sorted(registry.offers("kits")))
+def test_the_skeleton_of_another_plugin_keeps_the_laws_of_its_kind(
+    kind: str, environment: Path, tmp_path: Path
+) -> None:
+    write_and_install(kind, environment, tmp_path)
 
 
 @pytest.mark.programs

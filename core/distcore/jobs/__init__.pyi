@@ -28,6 +28,7 @@ from distcore.model.compiling import missing_compiler as missing_compiler
 from distcore.model.model_source import model_source as model_source
 from distcore.model.optim import check_optimizer as check_optimizer
 from distcore.model.optim import freeze as freeze
+from distcore.model.optim import optimizer_class as optimizer_class
 from distcore.model.optim import optimizer_factory as optimizer_factory
 from distcore.model.optim import scheduler_for as scheduler_for
 from distcore.model.row_dropout import POOL_VALUES as POOL_VALUES

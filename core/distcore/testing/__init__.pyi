@@ -1,4 +1,11 @@
 from distcore.testing.contracts import StrategyContract as StrategyContract
 from distcore.testing.contracts import TaskContract as TaskContract
+from distcore.testing.findings import Case as Case
+from distcore.testing.findings import Finding as Finding
+from distcore.testing.findings import Measured as Measured
+from distcore.testing.findings import needs as needs
+from distcore.testing.register import all_cases as all_cases
+from distcore.testing.register import task_cases as task_cases
+from distcore.testing.task_lab import change_random_state as change_random_state
 
 __all__: list[str]

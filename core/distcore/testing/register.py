@@ -14,8 +14,6 @@ JOB_CASES: dict[str, Case] = {}
 """Cases that start processes of their own, by name; complete once ``all_cases`` was called."""
 TASK_CASES: dict[str, Case] = {}
 """Cases of a task, which run in one process, by name; complete once ``task_cases`` was called."""
-
-
 Law = Callable[[str], Callable[[Callable[[Any], Measured]], Callable[[Any], Measured]]]
 
 
@@ -36,8 +34,6 @@ law, job_law, task_law = map(_registers, (RANK_CASES, JOB_CASES, TASK_CASES))
 
 The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
 """
-
-
 MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")
 """The modules of ``distcore.testing.laws``; importing one registers its cases."""
 

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
@@ -22,13 +22,16 @@ def store_for(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> I
     ``turn`` counts the strategies of this launch. The first takes the launcher's store. For a later one rank 0 hosts a
     store on loopback until every rank has left; the others wait at most ``seconds`` for it.
     """
+    with environment_kept(), _host_store(turn, folder, rank_info, seconds) if turn else nullcontext():
+        yield
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """At the end the environment is as before."""
     before = dict(os.environ)
     try:
-        if turn:
-            with _host_store(turn, folder, rank_info, seconds):
-                yield
-        else:
-            yield
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -27,6 +27,7 @@ from distcore.plugin.task.outputs import Collected, Collector
 from distcore.plugin.task.task import Batch, Dataset, Datasets
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
+from distcore.testing.store import environment_kept
 
 ROWS = 9
 """Rows of a batch that is compared with its rows one by one."""
@@ -157,13 +158,9 @@ def disable_dropout(model: nn.Module) -> nn.Module:
 @contextmanager
 def on_another_rank() -> Iterator[None]:
     """Inside, the environment is that of rank 1 of 2; afterward it is as before."""
-    before = dict(os.environ)
-    os.environ |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
-    try:
+    with environment_kept():
+        os.environ |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
         yield
-    finally:
-        os.environ.clear()
-        os.environ |= before
 
 
 @contextmanager

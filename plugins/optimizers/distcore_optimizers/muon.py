@@ -22,6 +22,7 @@ class Muon:
     """
 
     elementwise: ClassVar = False
+    exempt: ClassVar = {"two-ranks": "it orthogonalizes in bf16, which rounds some 1e-3 of a step"}
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Fraction of a weight that each step subtracts, per unit of learning rate; for Muon and AdamW."""

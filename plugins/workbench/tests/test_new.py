@@ -1,15 +1,22 @@
-"""``distcore new``; that the skeletons pass their contracts stands in test_distributions.py."""
+"""``distcore new``; that packages keep their laws once they are installed stands in test_distributions.py."""
 
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+from distcore import registry
 from distcore.cli.main import main
+from distcore.registry import KINDS
+from distcore_workbench.commands.new import write_package
 
 BIN = Path(sys.executable).parent
+OBJECTS = {"strategy": ":Strategy", "task": ":Task", "optimizer": ":Optimizer"}
+"""By kind: the object of the entry point, in the package."""
 
 
 @pytest.mark.parametrize(("kind", "name"), [("strategy", "single"), ("task", "workbench")])
@@ -22,9 +29,9 @@ def test_what_is_installed_is_not_written_again(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(("kind", "cls"), [("strategy", "Strategy"), ("task", "Task")])
+@pytest.mark.parametrize(("kind", "object_"), OBJECTS.items())
 def test_the_skeleton_has_its_name_everywhere(
-    kind: str, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, object_: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new", kind, "my-own", "--into", str(tmp_path)]) == 0
     wrote, install, test, check = capsys.readouterr().out.splitlines()
@@ -37,15 +44,30 @@ def test_the_skeleton_has_its_name_everywhere(
     assert set(written) == {
         f"distcore-my-own/{name}"
         for name in (
+            ".github/workflows/laws.yml",
             "pyproject.toml",
             "README.md",
             "distcore_my_own/__init__.py",
             "distcore_my_own/py.typed",
-            "tests/test_distcore_my_own.py",
         )
     }
-    assert f'my-own = "distcore_my_own:{cls}"' in written["distcore-my-own/pyproject.toml"]
+    project = tomllib.loads(written["distcore-my-own/pyproject.toml"])
+    ((group, entry),) = project["project"]["entry-points"].items()
+    assert KINDS[group.removeprefix("distcore.")] == kind
+    assert entry == {"my-own": f"distcore_my_own{object_}"}
+    assert project["tool"]["pytest"]["ini_options"] == {"addopts": f"--distcore {kind}=my-own"}
+    workflow = written.pop("distcore-my-own/.github/workflows/laws.yml")
+    assert f'"$(distcore check --{kind} my-own)"' in workflow
+    assert "jobs" in yaml.safe_load(workflow)
     assert not any("$" in text for text in written.values())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", sorted(OBJECTS.keys() - {"strategy", "task"}))
+def test_the_skeleton_keeps_the_laws_of_its_kind(kind: str, tmp_path: Path) -> None:
+    package = write_package(kind, "my-own", tmp_path) / "distcore_my_own/__init__.py"
+    findings = registry.load("kits", kind)(f"{package}{OBJECTS[kind]}")
+    assert [str(finding) for finding in findings if not finding.held] == []
 
 
 @pytest.mark.parametrize(("path", "program"), [(sys.executable, "distcore"), ("/nowhere/python", f"{BIN}/distcore")])
@@ -61,7 +83,10 @@ def test_the_next_commands_are_those_of_this_environment(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["strategie", "x"], "new strategie: no such kind (did you mean 'strategy'?) (kinds: strategy, task)"),
+        (
+            ["strategie", "x"],
+            "new strategie: no such kind (did you mean 'strategy'?) (kinds: " + ", ".join(OBJECTS) + ")",
+        ),
         (
             ["strategy", "Mine!"],
             "new strategy 'Mine!': expected lower-case letters, digits and hyphens, a letter first",

@@ -1,4 +1,4 @@
-"""``distcore check``: measure whether a strategy or a task keeps the laws."""
+"""``distcore check``: measure whether a plugin keeps the laws of its kind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from distcore import registry
 from distcore.config import parse_settings
 
 if TYPE_CHECKING:
     from distcore.testing.findings import Finding
 
-SUMMARY = "measure the laws against a strategy or a task"
+SUMMARY = "measure the laws against a strategy, a task or another plugin"
 
 BROKEN = 1
 """Exit code if a case is broken."""
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
     what.add_argument("--task", metavar="NAME", help="an installed task, or file.py:Class; measured in one process")
+    for kind in registry.offers("kits"):
+        what.add_argument(f"--{kind}", metavar="NAME", help=f"an installed {kind}, or file.py:Class")
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start for a strategy (default: 2)")
     parser.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
@@ -63,10 +66,12 @@ def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Calla
     from distcore.testing.runner import check_task, measure, subject_of
 
     settings = parse_settings(arguments.set)
-    if arguments.task:
-        for finding in (measured := check_task(arguments.task, settings, arguments.case)):
-            report(finding)
-        return measured
+    for kind in ("task", *registry.offers("kits")):
+        if name := getattr(arguments, kind):
+            check = check_task if kind == "task" else registry.load("kits", kind)
+            for finding in (measured := check(name, settings, arguments.case)):
+                report(finding)
+            return measured
     subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
     facts["spec_version"] = subject.strategy().capabilities.spec_version
     return measure([subject], report=report)[0]

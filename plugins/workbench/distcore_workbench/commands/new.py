@@ -1,4 +1,4 @@
-"""``distcore new strategy|task NAME``: write a package that passes its own contract test as written."""
+"""``distcore new KIND NAME``: write the package of a plugin that keeps the laws of its kind as written."""
 
 from __future__ import annotations
 
@@ -13,19 +13,27 @@ from string import Template
 
 from distcore import ConfigError, nearest
 
-SUMMARY = "write the package of a strategy or a task"
+SUMMARY = "write the package of a strategy, a task or another plugin"
 
-KINDS = {"strategy": "distcore.strategies", "task": "distcore.tasks"}
+KINDS = {"strategy": "strategies", "task": "tasks", "optimizer": "optimizers"}
 """What can be written, with the group of its entry point."""
+NEEDS = {"task": ("scikit-learn>=1.3",)}
+"""By kind: what its package imports beside distcore and torch."""
+FILES = {
+    "package/pyproject.toml.txt": "pyproject.toml",
+    "package/ci.yml.txt": ".github/workflows/laws.yml",
+    "package/py.typed.txt": "{package}/py.typed",
+    "{kind}/README.md.txt": "README.md",
+    "{kind}/{kind}.py.txt": "{package}/__init__.py",
+}
+"""Templates, with the files of the package that they become."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore new strategy|task NAME [--into FOLDER]"
-    parser.add_argument("kind", metavar="strategy|task", help="what to write")
-    parser.add_argument(
-        "name", metavar="NAME", help="name that will follow --strategy or --task; the folder is distcore-NAME"
-    )
+    parser.usage = "distcore new KIND NAME [--into FOLDER]"
+    parser.add_argument("kind", metavar="KIND", help=f"what to write: {', '.join(KINDS)}")
+    parser.add_argument("name", metavar="NAME", help="its name, as it will follow --KIND; the folder is distcore-NAME")
     parser.add_argument(
         "--into", metavar="FOLDER", default=".", help="where the new folder goes (default: the current one)"
     )
@@ -54,26 +62,31 @@ def _in_path(program: str) -> str:
 
 
 def write_package(kind: str, name: str, into: Path) -> Path:
-    """Write the package of the strategy or task ``name`` into a new folder below ``into``; raises ConfigError."""
+    """Write the package of a plugin into a new folder below ``into``; raises ConfigError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise ConfigError(f"new {kind} {name!r}: expected lower-case letters, digits and hyphens, a letter first")
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
-    if name in entry_points(group=KINDS[kind]).names or folder.name in {one.name for one in distributions()}:
+    if name in entry_points(group=f"distcore.{KINDS[kind]}").names or folder.name in {
+        one.name for one in distributions()
+    }:
         raise ConfigError(f"new {kind} {name!r}: is installed, and pip would replace it; choose another name")
     if folder.exists():
         raise ConfigError(f"new {kind} {name!r}: {folder} already exists; choose another name or --into")
-    templates = files("distcore_workbench") / "skeleton" / kind
-    for template, target in {
-        "pyproject.toml.txt": "pyproject.toml",
-        "README.md.txt": "README.md",
-        f"{kind}.py.txt": f"{package}/__init__.py",
-        "py.typed.txt": f"{package}/py.typed",
-        "test.py.txt": f"tests/test_{package}.py",
-    }.items():
-        text = Template((templates / template).read_text(encoding="utf-8")).substitute(name=name, package=package)
+    words = {
+        "kind": kind,
+        "name": name,
+        "package": package,
+        "group": KINDS[kind],
+        "object": f":{kind.capitalize()}",
+        "needs": ", ".join(f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(kind, ()), "torch>=2.9")),
+    }
+    templates = files("distcore_workbench") / "skeleton"
+    for template, target in FILES.items():
+        text = (templates / template.format(kind=kind)).read_text(encoding="utf-8")
+        file = folder / target.format(package=package)
         try:
-            (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            (folder / target).write_text(text, encoding="utf-8")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(Template(text).substitute(words), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"new {kind} {name!r}: {folder / target} cannot be written: {error.strerror}") from None
+            raise ConfigError(f"new {kind} {name!r}: {file} cannot be written: {error.strerror}") from None
     return folder

@@ -1,0 +1,1 @@
+"""Kits: the laws of every kind of plugin beside strategies and tasks, for ``distcore check`` and pytest."""

@@ -1,0 +1,74 @@
+"""The kit of optimizers: ours keep its laws, and each law is broken by an optimizer that breaks it on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distcore import ConfigError, StrategyError, registry
+from distcore.cli.main import main
+from distcore_workbench.kits.optimizer import KIT
+
+FILE = Path(__file__).with_name("broken_optimizers.py")
+WITH_RANKS = ("two-ranks",)
+OURS = sorted(registry.offers("optimizers"))
+
+
+def broken() -> list[Any]:
+    module = SimpleNamespace(**{name: registry.load_file("optimizer", f"{FILE}:{name}") for name in names()})
+    return [
+        pytest.param(
+            name, case := getattr(module, name).case, id=name, marks=[pytest.mark.ranks] * (case in WITH_RANKS)
+        )
+        for name in names()
+        if getattr(module, name).case
+    ]
+
+
+def names() -> list[str]:
+    lines = FILE.read_text().splitlines()
+    return [line[6:].partition("(")[0] for line in lines if line.startswith("class ") and "(Sound)" in line]
+
+
+@pytest.mark.parametrize(("name", "case"), broken())
+def test_a_broken_optimizer_breaks_its_law(name: str, case: str) -> None:
+    (finding,) = KIT(f"{FILE}:{name}", only=[case])
+    assert finding.held is False, finding
+    assert finding.note
+
+
+@pytest.mark.ranks
+def test_every_case_has_a_broken_optimizer_and_a_sound_one_keeps_all() -> None:
+    assert {param.values[1] for param in broken()} == set(KIT.cases)
+    assert [str(finding) for finding in KIT(f"{FILE}:Sound") if not finding.held] == []
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", OURS)
+def test_ours_keep_the_laws(name: str) -> None:
+    assert [str(finding) for finding in KIT(name) if finding.held is False] == []
+
+
+def test_an_exemption_that_is_not_needed_is_an_error() -> None:
+    (finding,) = KIT(f"{FILE}:NeedlesslyExempt", only=["goes-down"])
+    assert finding.note == "declared exempt, but it holds; take it out of exempt (reason there: for no reason)"
+
+
+def test_what_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StrategyError, match=r"no optimizer named 'lionn' \(installed: .*did you mean 'lion'"):
+        KIT("lionn")
+    with pytest.raises(ConfigError, match=r"check --optimizer lion: --case: no case 'continue' \(did you mean 'conti"):
+        KIT("lion", only=["continue"])
+    assert main(["check", "--optimizer", "lion", "--case", "goes-down", "--set", "optimizer.betas=1"]) == 2
+    assert capsys.readouterr().err.startswith("error: optimizer 'lion': betas = ")
+
+
+def test_the_command_prints_the_table_and_says_by_its_status_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--optimizer", "lion", "--case", "goes-down"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 held, 0 broken, 0 skipped"
+    assert main(["check", "--optimizer", f"{FILE}:Uphill", "--case", "goes-down"]) == 1
+    assert "broken: goes-down: " in capsys.readouterr().out
