@@ -91,6 +91,18 @@ def test_the_task_is_that_of_set_before_the_flag_before_the_file(own: str, tmp_p
     assert changes("job.yaml", "--round-ones", "false") == {"task_options.round_ones": "false"}
 
 
+def test_data_of_any_size_is_no_config(tmp_path: Path) -> None:
+    """A command line names data like config files, and only the head of a file can be a config."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n' * 500_000)
+    before = bytes_read()
+    assert named_task(["--data", str(tmp_path / "rows.jsonl")]) == "auto"
+    assert bytes_read() - before < 2**21
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_a_flag_that_the_task_has_not_is_unknown_and_the_nearest_is_named(
     own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

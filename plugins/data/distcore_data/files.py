@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -147,10 +147,11 @@ def source_digest(source: Source) -> str:
         content = repr((source_digest(source.source), source.column, source.matches))
         return hashlib.sha256(content.encode()).hexdigest() + data_format(source)
     check_source(source)
-    parts = source_parts(source)
+    parts, files = source_parts(source), indexed_files(source)
+    known: dict[Path, str] = {}
     with suppress(DataError):  # of a file whose rows cannot be read; its reader says where
-        index_files(indexed_files(source))
-    digests = [_of_folder(part) if part.is_dir() else _sha256(part) for part in parts]
+        known = {file: index.digest for file, index in zip(files, index_files(files)[0], strict=True)}
+    digests = [_of_folder(part, known) if part.is_dir() else _sha256(part, known) for part in parts]
     several = isinstance(source, Split) or len(parts) > 1
     return (hashlib.sha256("".join(digests).encode()).hexdigest() if several else digests[0]) + data_format(source)
 
@@ -171,14 +172,17 @@ def _shards(path: Path) -> list[Path]:
     return [path / folder.listing, *folder.files(path)] if folder.listing else []
 
 
-def _of_folder(path: Path) -> str:
+def _of_folder(path: Path, known: Mapping[Path, str]) -> str:
     """Return a digest of the files in a folder of rows, with their names."""
     files = _shards(path) or FOLDERS[format_of(path)].files(path)
-    content = repr([(str(file.relative_to(path)), _sha256(file)) for file in files])
+    content = repr([(str(file.relative_to(path)), _sha256(file, known)) for file in files])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, known: Mapping[Path, str]) -> str:
+    """Return the digest of a file; ``known``: digests of files that were read just now."""
+    if path in known:
+        return known[path]
     if index := known_index(path):
         return index.digest
     try:

@@ -77,7 +77,7 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
         check_resizing(source.name, source.store, preprocessing.size)
     bad_rows = _bad_rows((source for source, _ in parts.values()), options.skip_bad_rows)
     sets = {name: rows for name, (_, rows) in parts.items()}
-    sources = source_bounds(options, rows_of, sets["train"].rows)
+    sources = source_bounds(options, rows_of, sets["train"].rows, indexed=False)
     return ImageDatasets(
         **by_field(
             {**sets, "train": _augmented(in_order(sets["train"], options, config, sources), options, config.seed)}

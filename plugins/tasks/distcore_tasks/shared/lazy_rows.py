@@ -1,18 +1,22 @@
-"""Values of rows that are read again from the source in each iteration, so that they need not fit into memory."""
+"""Values of rows that need not fit into memory: a source is read once, and each later iteration reads a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import compress
-from typing import Generic, Protocol, TypeVar
+from itertools import compress, pairwise
+from tempfile import TemporaryFile
+from typing import IO, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore_data import Source, data_format
+from distcore_data import Source, cache_root, data_format
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+WRITTEN = 64
+"""Values that are written at a time."""
 
 
 class Values(Protocol[T_co]):
@@ -52,12 +56,56 @@ def picked(values: Values[T], numbers: np.ndarray) -> LazyValues[T]:
     return LazyValues(lambda: compress(values, chosen.tobytes()), len(numbers))
 
 
+class CopiedValues(Generic[T]):
+    """A copy of values in a file without a name, on the disk of the cache; implements ``Values`` if it is whole."""
+
+    def __init__(self, values: Iterable[T]) -> None:
+        """Copy ``values``, and go through all of them even if the disk is full."""
+        self._ends, self._rows, self.is_whole = [0], 0, True
+        self._file: IO[bytes] | None = None
+        some: list[T] = []
+        for value in values:
+            some.append(value)
+            if len(some) == WRITTEN:
+                self._write(some)
+                some = []
+        self._write(some)
+
+    def __del__(self) -> None:
+        """Let the disk have its room back."""
+        if self._file:
+            self._file.close()
+
+    def _write(self, values: list[T]) -> None:
+        self._rows += len(values)
+        try:
+            if self._file is None:
+                cache_root().mkdir(parents=True, exist_ok=True)
+                self._file = TemporaryFile(dir=cache_root())  # noqa: SIM115  # it is read as long as there is the copy
+            self._file.write(pickle.dumps(values))
+            self._ends.append(self._file.tell())
+        except OSError:
+            self.is_whole = False
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return self._rows
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the values in order; several may iterate at once."""
+        assert self._file
+        for start, end in pairwise(self._ends):
+            self._file.seek(start)
+            yield from pickle.loads(self._file.read(end - start))
+
+
 def read_values(
     source: Source, read: Callable[[], Iterator[T]], see: Callable[[T], None] = lambda value: None
 ) -> Values[T]:
     """Return all values that ``read`` yields. Reads every value once, so that bad rows raise here; ``see`` takes each.
 
-    Keeps only values of a ``.json`` file in memory, because its parser reads the whole file.
+    Keeps only values of a ``.json`` file in memory, because its parser reads the whole file. Where a disk has no room
+    for a copy of others, each iteration reads the source.
     """
 
     def seen() -> Iterator[T]:
@@ -67,4 +115,5 @@ def read_values(
 
     if data_format(source) == ".json":
         return list(seen())
-    return LazyValues(read, sum(1 for _ in seen()))
+    copy = CopiedValues(seen())
+    return copy if copy.is_whole else LazyValues(read, len(copy))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import ConfigError, nearest
+from distcore_data import IndexedRows
 from distcore_tasks.shared.options import TaskOptions
 
 
@@ -52,14 +53,19 @@ def _names(source: str) -> set[str]:
     return {source, name, name.partition(".")[0]} - {""}
 
 
-def source_bounds(options: TaskOptions, read: Callable[[str], Sized], numbers: np.ndarray) -> list[int]:
+def source_bounds(
+    options: TaskOptions, read: Callable[[str], Sized], numbers: np.ndarray, *, indexed: bool = True
+) -> list[int]:
     """Return the first training row of each source of a mixture, and the end of the last; empty without a mixture.
 
     ``numbers``: those of the training rows among all rows of ``data``, int64, ascending. ``read`` returns the rows of a
-    source.
+    source; where all of them are taken, and they are ``indexed``, the index has their number.
     """
     sources = mixed_sources(options)
     if not sources:
         return []
-    ends = np.cumsum([len(read(source)) for source in sources])
-    return [0, *np.searchsorted(numbers, ends).tolist()]
+    if indexed and options.filter.column is None and not options.skip_bad_rows:
+        counts = [len(IndexedRows(Path(source).expanduser(), {})) for source in sources]
+    else:
+        counts = [len(read(source)) for source in sources]
+    return [0, *np.searchsorted(numbers, np.cumsum(counts)).tolist()]

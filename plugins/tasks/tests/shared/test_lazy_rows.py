@@ -1,0 +1,84 @@
+"""How often a first run reads its files: once for their digest and index, and once for their rows."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcore import RunConfig
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.shared import lazy_rows
+from distcore_tasks.shared.lazy_rows import CopiedValues, LazyValues, read_values
+from distcore_tasks.shared.options import Filter, Order
+from distcore_tasks.text_classification.task import TextClassification
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "causal-lm": lambda **options: CausalLM(form="documents", **options),
+    "masked-lm": MaskedLM,
+    "text-classification": lambda **options: TextClassification(model="bert-tiny", **options),
+}
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    lines = [json.dumps({"text": f"some text {n}", "label": n % 2, "lang": "en"}) for n in range(300)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    return tmp_path / "rows.jsonl"
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, file: Path) -> list[Path]:
+    """The times that ``file`` is opened from now on."""
+    seen, original = list[Path](), Path.open
+
+    def counting(path: Path, *given: Any, **named: Any) -> Any:
+        seen.extend([path] if path == file else [])
+        return original(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", counting)
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"filter": Filter("lang", "en"), "skip_bad_rows": 2}], ids=["all", "some"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_first_run_reads_a_file_twice(
+    task: str, options: dict[str, Any], rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = opened(monkeypatch, rows)
+    TASKS[task](data=str(rows), **options).prepare(RunConfig())
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_first_run_of_a_mixture_reads_its_sources_twice(
+    task: str, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows.with_name("more.jsonl").write_text('{"text": "more text", "label": 1}\n' * 200)
+    seen = opened(monkeypatch, rows)
+    data = f"{rows},{rows.with_name('more.jsonl')}"
+    TASKS[task](data=data, order=Order(mix={"rows": 1.0, "more": 1.0})).prepare(RunConfig())
+    assert len(seen) <= 3, "the index is known only some time after the file was written"
+
+
+def test_several_iterations_of_a_copy_are_apart(rows: Path) -> None:
+    values = read_values(rows, lambda: iter(range(1000)))
+    assert isinstance(values, CopiedValues)
+    assert list(zip(values, values, strict=True)) == [(n, n) for n in range(1000)]
+    assert len(values) == 1000
+    assert not [file for file in (rows.parent / "cache").iterdir() if file.is_file()], "the copy has no name"
+
+
+def test_on_a_full_disk_each_iteration_reads_the_source(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lazy_rows, "TemporaryFile", full)
+    values = read_values(rows, lambda: iter(range(1000)))
+    assert isinstance(values, LazyValues)
+    assert (len(values), [*values], [*values]) == (1000, [*range(1000)], [*range(1000)])
