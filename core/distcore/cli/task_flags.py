@@ -43,9 +43,8 @@ def named_task(argv: Sequence[str]) -> str:
     finder.add_argument("--out", nargs="?")
     given = finder.parse_known_args(list(argv))[0]
     settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
-    named = [*settings[-1:], given.task, *map(_task_of_file, filter(is_config, argv))]
-    named += [_task_of_file(f"{given.out}/config.yaml")]  # a run that goes on
-    return next(filter(None, named), "auto")
+    files = [*filter(is_config, argv), f"{given.out}/config.yaml"]  # the last one is of a run that goes on
+    return next(filter(None, [*settings[-1:], given.task, *map(_task_of_file, files)]), "auto")
 
 
 def _task_of_file(word: str) -> str | None:

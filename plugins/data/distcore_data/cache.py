@@ -26,6 +26,14 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "distcore"
 
 
+def byte_setting(name: str, default: int) -> int:
+    """Return the number of bytes that an environment variable sets. Raises DataError for anything else."""
+    text = os.environ.get(name, str(default))
+    if not text.isascii() or not text.isdigit():
+        raise DataError(f"{name}={text}: expected a number of bytes")
+    return int(text)
+
+
 def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder ``kind/key`` of the cache, filled by ``build(folder)`` if it is missing or damaged.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distcore import DataError
-from distcore_data.cache import cache_root
+from distcore_data.cache import byte_setting, cache_root
 
 LIMIT = "DISTCORE_REMOTE_BYTES"
 """Environment variable with the most bytes of all copies."""
@@ -111,7 +111,7 @@ class _Room:
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Look at the copies that are there. Raises DataError."""
-        self._limit = _limit()
+        self._limit = byte_setting(LIMIT, BYTES)
         copies = dict(_copies())
         mine = {file for file in files if file in REMOTE}
         self._sizes = {copy: size for copy, (_, size) in copies.items()}
@@ -210,13 +210,6 @@ def persistent(url: str, action: Callable[[], T]) -> T:
                 raise DataError(f"data file {url}: {said}") from None
             time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
     raise AssertionError
-
-
-def _limit() -> int:
-    text = os.environ.get(LIMIT, str(BYTES))
-    if not text.isascii() or not text.isdigit():
-        raise DataError(f"{LIMIT}={text}: expected a number of bytes")
-    return int(text)
 
 
 def shortened(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from distcore_data.formats.columns import (
 )
 from distcore_data.formats.opening import broken, need_pyarrow, reason
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import most_bytes, over_limit
 
 DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
@@ -85,6 +86,10 @@ def _records(
 ) -> Iterator[Record | RowError]:
     """Yield the rows of Arrow columns, the first of number ``start``; each alone if some cannot be decoded."""
     try:
+        if (
+            size := sum(array.nbytes for array in arrays)
+        ) > most_bytes():  # of many rows perhaps, which are tried alone
+            raise row_error(name, start, over_limit(size))
         values = [
             _with_class_names(name, start, _values(name, array, top, setting, columns), names)
             for array, top, setting, names in zip(arrays, tops, columns, classes, strict=True)

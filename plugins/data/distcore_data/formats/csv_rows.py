@@ -13,6 +13,7 @@ from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
 from distcore_data.formats.opening import BROKEN, broken, text_lines
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import LINE, TooLong, bounded_lines, most_bytes
 
 DELIMITERS = ",;\t"
 """Delimiters of a CSV file; the first that fits is taken."""
@@ -58,10 +59,14 @@ def record_places(path: Path, stream: Any) -> Iterator[Place]:
     """Yield the place of each row, with the delimiter of most columns. ``stream``: the open file, decompressed."""
     read = [0, 0]
 
+    def count(text: str) -> None:
+        read[0] += len(text) if text.isascii() else len(text.encode())
+
     def lines() -> Iterator[str]:
         with io.TextIOWrapper(stream, encoding="utf-8", newline="") as text:
-            for line in text:
-                read[0] += len(line) if line.isascii() else len(line.encode())
+            for line in bounded_lines(text, count):
+                if not isinstance(line, TooLong):
+                    count(line)
                 read[1] += 1
                 yield line.removeprefix("\ufeff") if read[1] == 1 else line
 
@@ -83,8 +88,15 @@ def _csv_lines(path: Path, delimiter: str, place: Place = START) -> Iterator[lis
 
 def _parsed(path: Path, lines: Iterator[str], delimiter: str, before: int = 0) -> Iterator[list[str] | RowError]:
     """Yield the values of each record that is not empty. ``before``: number of lines before them."""
-    csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    csv.field_size_limit(min(most_bytes(), 2**31 - 1))  # by default no value may be longer than 128 KiB
+    last = ""
+
+    def told() -> Iterator[str]:
+        nonlocal last
+        for last in lines:  # noqa: UP028  # the last one is looked at
+            yield last
+
+    reader = csv.reader(told(), delimiter=delimiter, strict=True)
     while True:
         began = reader.line_num + 1
         try:
@@ -93,6 +105,13 @@ def _parsed(path: Path, lines: Iterator[str], delimiter: str, before: int = 0) -
         except StopIteration:
             return
         except csv.Error as error:  # the reader goes on with the next line
+            line_too_long = last if isinstance(last, TooLong) else None
+            if line_too_long is not None or "field limit" in str(error):
+                too_long = RowError(f"data file {path}, line {before + reader.line_num}: {LINE()}")
+                if line_too_long is None or line_too_long.has_open_quote or began != reader.line_num:
+                    raise too_long from None  # a value goes on, nobody knows how long
+                yield too_long
+                continue
             cut = "unexpected end" in str(error)  # a quote that is not closed takes in all lines after it
             at, what = (began, "a quote opens here and never closes") if cut else (reader.line_num, error)
             yield RowError(f"data file {path}, line {before + at}: not valid CSV: {what}")

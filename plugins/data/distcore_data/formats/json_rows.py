@@ -9,9 +9,10 @@ from pathlib import Path
 
 from distcore import DataError
 from distcore.files import unique_json
-from distcore_data.formats.columns import Columns, Record, RowError, as_list, describe_value, record, tried
+from distcore_data.formats.columns import Columns, Record, RowError, as_list, describe_value, record, row_error, tried
 from distcore_data.formats.opening import text_lines
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import LINE, TooLong
 
 
 def read_json(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
@@ -34,7 +35,7 @@ def list_rows(path: Path) -> int:
 
 
 def _tree(path: Path) -> object:
-    return _parse(path, "".join(text_lines(path, "")), 1)
+    return _parse(path, "".join(text_lines(path, "", bounded=False)), 1)
 
 
 def has_a_row_per_line(path: Path) -> bool:
@@ -52,6 +53,8 @@ def read_jsonl(path: Path, columns: Columns, place: Place = START) -> Iterator[R
     name, number = f"data file {path}", place.row
 
     def row() -> Record:
+        if isinstance(line, TooLong):
+            raise row_error(name, number, LINE())
         return record(name, number, _parse(path, line.removesuffix("\n"), line_number), columns)
 
     for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):  # noqa: B007  # row() reads both

@@ -138,6 +138,9 @@ def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterato
     decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
     rows = compressed_rows(chunk) if config.get("compression_level") in LEVELS else shard_rows(chunk)
     for number, content in enumerate(rows, 1):
+        if isinstance(content, RowError):
+            yield content
+            continue
         try:
             values = zip(fields, row_values(content, [None] * len(fields)), strict=True)
             row = {field: decode[field](value) for field, value in values if field in decode}

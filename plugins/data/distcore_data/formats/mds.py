@@ -68,6 +68,9 @@ def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: in
     encodings = dict(zip(names, entry["column_encodings"], strict=True))
     decode = decoders(name, encodings, sorted(wanted), DECODERS)
     for number, content in enumerate(shard_rows(shard, first), first + 1):
+        if isinstance(content, RowError):
+            yield content
+            continue
         try:
             values = zip(names, row_values(content, entry["column_sizes"]), strict=True)
             row = {column: decode[column](value) for column, value in values if column in wanted}

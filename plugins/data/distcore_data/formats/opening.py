@@ -15,6 +15,7 @@ from distcore import DataError
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import RowError
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import bounded_lines
 
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""
@@ -63,15 +64,17 @@ def pass_over(file: Any, left: int) -> None:
         left -= len(block)
 
 
-def text_lines(path: Path, newline: str, place: Place = START) -> Iterator[str]:
+def text_lines(path: Path, newline: str, place: Place = START, *, bounded: bool = True) -> Iterator[str]:
     """Yield the lines of a text file from ``place`` on, one after the other from the disk; ``newline`` as for ``open``.
 
-    Raises RowError for the line from which on a compressed file cannot be read.
+    If ``bounded``, a ``TooLong`` stands for each line over the limit. Raises RowError for the line from which on a
+    compressed file cannot be read.
     """
     number, encoding = place.inner, "utf-8-sig" if place.is_start else "utf-8"
     try:
         with opened_at(path, place) as file, io.TextIOWrapper(file, encoding=encoding, newline=newline) as text:
-            for number, line in enumerate(text, place.inner + 1):  # noqa: B007  # for the error
+            lines = bounded_lines(text) if bounded else text
+            for number, line in enumerate(lines, place.inner + 1):  # noqa: B007  # for the error
                 yield line
     except BROKEN as error:
         raise broken(f"data file {path}, line {number + 1}", error, "cannot be read: ") from None

@@ -20,8 +20,9 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.fetching import INDEX
-from distcore_data.formats.columns import row_error
+from distcore_data.formats.columns import RowError, row_error
 from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, pass_over, reason
+from distcore_data.formats.row_limit import most_bytes, over_limit
 
 AGAIN = "write or fetch the shard again"
 
@@ -73,12 +74,12 @@ def check_shards(folder: Path, names: Sequence[str]) -> None:
             raise DataError(f"data folder {folder}: {INDEX} names the shard {name}, which is not in the folder")
 
 
-def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of each row from ``first`` on, one after the other from the disk.
+def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes | RowError]:
+    """Yield the bytes of each row from ``first`` on, one after the other; an error for one over the limit.
 
     Raises DataError with the row, counted from 1.
     """
-    name, number = f"data file {shard.path}", first + 1
+    name, number, most = f"data file {shard.path}", first + 1, most_bytes()
     if shard.compression == "zstd":
         need_pyarrow(name)
     try:
@@ -87,7 +88,11 @@ def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes]:
             position = 4 + 4 * len(offsets)
             pass_over(file, int(offsets[first]) - position)  # what the writer says of the columns, and other rows
             for size in np.diff(offsets[first:]).tolist():
-                yield read_exactly(file, size)
+                if size > most:
+                    pass_over(file, size)
+                    yield row_error(name, number, over_limit(size))
+                else:
+                    yield read_exactly(file, size)
                 number += 1
             number -= 1
             if file.read(1):

@@ -12,6 +12,7 @@ from distcore import DataError
 from distcore_data.formats.columns import NOTHING, Columns, Record, RowError, inside, record, row_error, tried
 from distcore_data.formats.opening import BROKEN, broken, opened_at, reason
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import most_bytes, over_limit
 from distcore_data.formats.tar_members import tar_members
 
 TEXTS = ("txt", "text", "transcript")
@@ -21,6 +22,8 @@ IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm
 """Extensions of members, as webdataset reads them; the content of others stays bytes."""
 NAMED = {"text": TEXTS, "label": ("cls", "class"), "image": IMAGES}
 """Columns that are a member of one of these extensions, where no member has the column's own name."""
+Content = bytes | int | None
+"""Content of a member; its size, if that is over the limit; ``None`` for one that is not wanted."""
 TWICE = "\0"
 """Ends the extension of a member that a row has a second time."""
 KEY = "__key__"
@@ -50,10 +53,10 @@ def read_tar(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
         yield tried(read)
 
 
-def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tuple[str, dict[str, bytes | None]]]:
+def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tuple[str, dict[str, Content]]]:
     """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
     wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
-    number, last, row = place.row + 1, "", dict[str, bytes | None]()
+    number, last, row, most = place.row + 1, "", dict[str, Content](), most_bytes()
     try:
         with opened_at(path, place) as file:
             for member in tar_members(file):
@@ -64,7 +67,10 @@ def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tup
                     yield last, row
                     number, row = number + 1, {}
                 last, extension = key, extension + TWICE * (extension in row)
-                row[extension] = member.read() if extension in wanted else None
+                if extension in wanted:
+                    row[extension] = member.read() if member.size <= most else member.size
+                else:
+                    row[extension] = None
         if row:
             yield last, row
     except (ValueError, *BROKEN) as error:
@@ -94,10 +100,12 @@ def _parted(member: str) -> tuple[str, str]:
     return match["key"], match["extension"].lower()
 
 
-def _columns(name: str, number: int, key: str, members: dict[str, bytes | None]) -> dict[str, Any]:
+def _columns(name: str, number: int, key: str, members: dict[str, Content]) -> dict[str, Any]:
     """Return the columns of a row: keys of its JSON, its members, and the members that ``NAMED`` names."""
     row: dict[str, Any] = {KEY: key}
     for extension, content in members.items():
+        if isinstance(content, int):
+            raise row_error(name, number, f"{key}.{extension} {over_limit(content)}")
         try:
             row[extension] = None if content is None else _decoded(extension, content)
         except ValueError as error:

@@ -7,31 +7,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, position
+from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
 from distcore_data.formats.opening import text_lines
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import LINE, TooLong, most_bytes, over_limit
 
 DOCUMENT = ["text", "label", "file"]
 """Columns of a text file in a folder: its content, the folder's name, and its path below the folder of all."""
 
 
-def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Record]:
+def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
     """Yield the lines of a file from ``place`` on; the only column is ``text``."""
     for setting in columns:
         if "text" not in (setting.rpartition(".")[2], columns[setting]):
             column = setting.rpartition(".")[2]
             alone = f"data file {path}: a .txt file has texts alone, no column {column!r}"
             raise DataError(f"{alone}; a .csv or .jsonl file has both")
+    number = place.row
     for line in text_lines(path, "\n", place):
         if line.strip():
-            yield (line.rstrip("\r\n"),) * len(columns)
+            number += 1
+            too_long = isinstance(line, TooLong)
+            yield row_error(f"data file {path}", number, LINE()) if too_long else (line.rstrip("\r\n"),) * len(columns)
 
 
-def read_documents(path: Path, columns: Columns, place: Place = START) -> Iterator[Record]:
+def read_documents(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
     """Yield the files of the folders in ``path``, sorted by folder and name, from ``place`` on."""
     chosen = [position(f"data folder {path}", DOCUMENT, setting, columns) for setting in columns]
     for file in documents(path)[place.part :]:
-        values = ("".join(text_lines(file, "")), file.parent.name, str(file.relative_to(path)))
+        if (size := file.stat().st_size) > most_bytes():
+            yield row_error(f"data file {file}", 1, over_limit(size))
+            continue
+        values = ("".join(text_lines(file, "", bounded=False)), file.parent.name, str(file.relative_to(path)))
         yield tuple(values[place] for place in chosen)
 
 

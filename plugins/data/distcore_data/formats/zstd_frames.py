@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from distcore_data.fetching import INDEX
+from distcore_data.formats.columns import RowError, row_error
 from distcore_data.formats.opening import broken, need_pyarrow
+from distcore_data.formats.row_limit import most_bytes, over_limit
 from distcore_data.formats.row_shards import AGAIN, Shard, read_exactly, shard_rows
 
 LEVELS = ("batch", "sample")
@@ -25,8 +28,8 @@ _FRAME = struct.Struct("<IIQII")
 """First row, number of rows, place in the file, compressed size and size of a frame."""
 
 
-def compressed_rows(chunk: Shard) -> Iterator[bytes]:
-    """Yield the bytes of each row, also of a chunk that litdata left as it was, whatever the index says.
+def compressed_rows(chunk: Shard) -> Iterator[bytes | RowError]:
+    """Yield the bytes of each row, or the error of one over the limit; index and chunk may differ in the compression.
 
     Raises DataError with the row, counted from 1.
     """
@@ -47,8 +50,8 @@ def _begins_with_magic(chunk: Shard) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def _unpacked(content: bytes) -> bytes:
-    if not content.startswith(_ZSTD):
+def _unpacked(content: bytes | RowError) -> bytes | RowError:
+    if isinstance(content, RowError) or not content.startswith(_ZSTD):
         return content
     import pyarrow as pa
 
@@ -56,10 +59,11 @@ def _unpacked(content: bytes) -> bytes:
     return unpacked
 
 
-def _frames(chunk: Shard) -> Iterator[bytes]:
+def _frames(chunk: Shard) -> Iterator[bytes | RowError]:
     """Yield the rows; a frame at a time is in memory."""
     import pyarrow as pa
 
+    most = most_bytes()
     if (size := chunk.path.stat().st_size) > chunk.size:
         raise ValueError(f"the chunk has {size} bytes, {INDEX} says {chunk.size}; {AGAIN}")
     with chunk.path.open("rb") as file:
@@ -74,7 +78,12 @@ def _frames(chunk: Shard) -> Iterator[bytes]:
             ends = offsets[first : first + count + 1] - offsets[first]
             if len(ends) != count + 1 or ends[-1] != size:
                 raise ValueError(f"the offsets of the rows are damaged; {AGAIN}")
-            for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-                yield content[start:end]
+            for row, (start, end) in enumerate(pairwise(ends.tolist()), first + 1):
+                is_over = end - start > most
+                yield (
+                    row_error(f"data file {chunk.path}", row, over_limit(end - start))
+                    if is_over
+                    else content[start:end]
+                )
         if sum(count for _, count, *_ in table) != rows:
             raise ValueError(f"the frames have fewer rows than {rows}; {AGAIN}")

@@ -20,10 +20,13 @@ from distcore_data.formats.frames import Unpacked
 from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
 from distcore_data.formats.opening import BROKEN, COMPRESSED, broken, extension
 from distcore_data.formats.places import EVERY, START, Place
+from distcore_data.formats.row_limit import most_bytes
 from distcore_data.formats.tar_rows import row_starts
 
 BLOCK = 2**18
 """Bytes that are looked at in one go."""
+LONG_LINE = b"-\n"
+"""A line that is not blank."""
 Scan = tuple[int, np.ndarray]
 """Number of rows, and places, int64 ``(places, fields of Place)``."""
 
@@ -89,8 +92,8 @@ def _of(fields: array[int]) -> np.ndarray:
 
 def _lines(file: Path, stream: io.BufferedReader) -> Scan:
     """Return the lines that are not blank."""
-    places, rows, lines, position = array("q"), 0, 0, 0
-    for block in _line_blocks(file, stream):
+    places, rows, lines = array("q"), 0, 0
+    for block, position in _line_blocks(file, stream):
         ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
         starts = np.append(0, ends + 1)[: len(ends) + (not block.endswith(b"\n"))]
         numbers = np.flatnonzero(_filled(file, block, starts, position == 0))
@@ -98,23 +101,31 @@ def _lines(file: Path, stream: io.BufferedReader) -> Scan:
         first = rows + np.arange(len(chosen)) * EVERY + -rows % EVERY
         some = np.column_stack([first, position + starts[chosen], lines + chosen, np.zeros_like(first)])
         places.frombytes(some.astype(np.int64).tobytes())
-        rows, lines, position = rows + len(numbers), lines + len(starts), position + len(block)
+        rows, lines = rows + len(numbers), lines + len(starts)
     return rows, _of(places)
 
 
-def _line_blocks(file: Path, stream: io.BufferedReader) -> Iterator[bytes]:
-    """Yield the decompressed bytes, cut at ends of lines."""
+def _line_blocks(file: Path, stream: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
+    """Yield the decompressed bytes, cut at ends of lines, and how many come before; of a long line ``LONG_LINE``."""
+    left, position, dropped, most = bytearray(), 0, 0, most_bytes()
     try:
-        left = b""
         while block := stream.read(BLOCK):
-            whole, end, rest = block.rpartition(b"\n")
+            if dropped:
+                start = block.find(b"\n") + 1
+                if not start:
+                    dropped += len(block)
+                    continue
+                yield LONG_LINE, position
+                position, dropped, block = position + dropped + start, 0, block[start:]
+            end = block.rfind(b"\n") + 1
             if end:
-                yield left + whole + end
-                left = rest
-            else:
-                left += rest
-        if left:
-            yield left
+                yield bytes(left) + block[:end], position
+                position, left = position + len(left) + end, bytearray()
+            left += block[end:]
+            if len(left) > most:
+                dropped, left = len(left), bytearray()
+        if left or dropped:
+            yield LONG_LINE if dropped else bytes(left), position
     except BROKEN as error:
         raise broken(f"data file {file}", error, "cannot be read: ") from None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress, pairwise
 from tempfile import TemporaryFile
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class CopiedValues(Generic[T]):
     """A copy of values in a file without a name, on the disk of the cache; implements ``Values`` if it is whole."""
 
     def __init__(self, values: Iterable[T]) -> None:
-        """Copy ``values``, and go through all of them even if the disk is full."""
+        """Copy ``values``; go through all of them even if the disk is full, or one is nothing that JSON has."""
         self._ends, self._rows, self.is_whole = [0], 0, True
         self._file: IO[bytes] | None = None
         some: list[T] = []
@@ -79,12 +79,14 @@ class CopiedValues(Generic[T]):
     def _write(self, values: list[T]) -> None:
         self._rows += len(values)
         try:
+            text = json.dumps([[isinstance(value, tuple), value] for value in values]).encode()
+            self.is_whole = self.is_whole and _values(text) == values
             if self._file is None:
                 cache_root().mkdir(parents=True, exist_ok=True)
                 self._file = TemporaryFile(dir=cache_root())  # noqa: SIM115  # it is read as long as there is the copy
-            self._file.write(pickle.dumps(values))
+            self._file.write(text)
             self._ends.append(self._file.tell())
-        except OSError:
+        except (OSError, TypeError, ValueError):
             self.is_whole = False
 
     def __len__(self) -> int:
@@ -96,7 +98,11 @@ class CopiedValues(Generic[T]):
         assert self._file
         for start, end in pairwise(self._ends):
             self._file.seek(start)
-            yield from pickle.loads(self._file.read(end - start))
+            yield from _values(self._file.read(end - start))
+
+
+def _values(text: bytes) -> list[Any]:
+    return [tuple(value) if is_tuple else value for is_tuple, value in json.loads(text)]
 
 
 def read_values(
@@ -104,8 +110,8 @@ def read_values(
 ) -> Values[T]:
     """Return all values that ``read`` yields. Reads every value once, so that bad rows raise here; ``see`` takes each.
 
-    Keeps only values of a ``.json`` file in memory, because its parser reads the whole file. Where a disk has no room
-    for a copy of others, each iteration reads the source.
+    Keeps only values of a ``.json`` file in memory, because its parser reads the whole file. Where others
+    cannot be copied, each iteration reads the source.
     """
 
     def seen() -> Iterator[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import json
 from collections.abc import Callable
@@ -82,3 +83,17 @@ def test_on_a_full_disk_each_iteration_reads_the_source(rows: Path, monkeypatch:
     values = read_values(rows, lambda: iter(range(1000)))
     assert isinstance(values, LazyValues)
     assert (len(values), [*values], [*values]) == (1000, [*range(1000)], [*range(1000)])
+
+
+@pytest.mark.parametrize("value", [b"bytes", datetime.date(2026, 1, 1), {1: "key"}, [("a", 1)], float("nan")])
+def test_values_that_a_copy_would_change_are_read_from_the_source(value: Any, rows: Path) -> None:
+    values = read_values(rows, lambda: iter([("text", 1), value]))
+    assert isinstance(values, LazyValues)
+    assert [*values][1] is value
+
+
+def test_a_copy_has_the_values_themselves(rows: Path) -> None:
+    wanted = [("a", 1, None), ["b", 1.5, True], "\ud800 \u2028", [{"role": "user", "content": "é"}], ("c", ["d"])]
+    values = read_values(rows, lambda: iter(wanted))
+    assert isinstance(values, CopiedValues)
+    assert [*values] == wanted
