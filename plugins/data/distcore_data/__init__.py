@@ -10,6 +10,8 @@ from distcore_data.fetching import present
 from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
 from distcore_data.filters import Filtered
 from distcore_data.formats.columns import Record, describe_value, row_error
+from distcore_data.indexes.choosing import choose_rows
+from distcore_data.indexes.chosen import ChosenRows
 from distcore_data.indexes.rows import IndexedRows
 from distcore_data.orders import RowOrder
 from distcore_data.orders.mixtures import MixedRows, shares_of
@@ -19,6 +21,7 @@ from distcore_data.splits import Split, find_split
 
 __all__ = [
     "BadRows",
+    "ChosenRows",
     "Filtered",
     "IndexedRows",
     "MixedRows",
@@ -30,6 +33,7 @@ __all__ = [
     "cache_root",
     "cached_folder",
     "check_source",
+    "choose_rows",
     "class_names",
     "data_format",
     "describe_value",

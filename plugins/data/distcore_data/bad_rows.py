@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from distcore import DataError
-from distcore_data.formats.columns import CutError, Record, RowError
+from distcore_data.formats.columns import CutError, RowError
+
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -43,8 +46,8 @@ def skipping(limit: int) -> Iterator[BadRows]:
         _PASSED_OVER.reset(token)
 
 
-def good_rows(rows: Iterable[Record | RowError]) -> Iterator[Record]:
-    """Yield the records.
+def good_rows(rows: Iterable[R | RowError]) -> Iterator[R]:
+    """Yield the records, which may have their numbers with them.
 
     Raises the first error, unless it is in ``skipping``, where there is room for it, and any record is left.
     """

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,8 +74,10 @@ def is_copy(file: Path) -> bool:
 
 def of_remote(error: E, file: Path) -> E:
     """Return the error of a file; that of a copy names the remote file in its place."""
-    remote = REMOTE.get(file)
-    return type(error)(str(error).replace(str(file), remote.own_url)) if remote else error
+    if remote := REMOTE.get(file):
+        error = copy(error)
+        error.args = (str(error).replace(str(file), remote.own_url),)
+    return error
 
 
 def copies_folder() -> Path:

@@ -72,7 +72,7 @@ def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
             rows += 1
             yield tuple(record)
     if not rows:
-        raise DataError(f"{name}: {source.column} of no row matches {source.matches!r}; change filter.matches")
+        raise source.keeps_none(name)
 
 
 def data_format(source: Source) -> str:

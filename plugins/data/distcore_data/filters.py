@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from distcore import DataError
 from distcore_data.splits import Split
 
 
@@ -24,6 +25,10 @@ class Filtered:
     def __str__(self) -> str:
         """Return ``reviews.csv where lang matches '^zh$'``."""
         return f"{self.source} where {self.column} matches {self.matches!r}"
+
+    def keeps_none(self, name: str) -> DataError:
+        """Return the error of a filter that keeps no row of the source ``name``."""
+        return DataError(f"{name}: {self.column} of no row matches {self.matches!r}; change filter.matches")
 
     def keeps(self, value: object) -> bool:
         """Return True for a row with this value; a list, an object or a truth value is read as JSON writes it."""

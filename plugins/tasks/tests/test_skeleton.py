@@ -11,17 +11,14 @@ import distcore_tasks
 ROOT = Path(distcore_tasks.__file__).parent
 SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare", "models", "embedded", "unlabeled"}
 OWN = {
-    "causal_lm": {
-        *("shapes", "vocabulary", "sequence_packing", "router"),
-        *("corpus", "streamed"),  # documents that are read when their step comes
-    },
+    "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router", "streamed"},
     "distillation": set[str](),
     "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {
         *("shapes", "conv", "preprocessing"),
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
     },
-    "masked_lm": set[str](),
+    "masked_lm": {"streamed"},
     "preference": {"losses", "pairs"},
     "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores"},

@@ -51,6 +51,7 @@ def read_parquet(path: Path, columns: Columns, place: Place = START) -> Iterator
             problem = broken(f"{name}, rows {number} to {start - 1}", error, NO_PARQUET)
             if not isinstance(problem, RowError):
                 raise problem from None
+            problem.rows = start - number
             yield problem
 
 

@@ -14,7 +14,10 @@ Columns = Mapping[str, str]
 
 
 class RowError(DataError):
-    """The error of one row. A reader that yields it, rather than raising it, goes on after it."""
+    """The error of one row, or of several. A reader that yields it, rather than raising it, goes on after it."""
+
+    rows: int = 1
+    """The number of rows in whose place it is."""
 
 
 class CutError(RowError):

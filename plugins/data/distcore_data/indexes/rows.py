@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from distcore import DataError
+from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import of_remote, present
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows
-from distcore_data.formats.columns import Columns, Record
+from distcore_data.formats.columns import Columns, CutError, Record, RowError
 from distcore_data.formats.csv_rows import csv_delimiter
 from distcore_data.formats.places import START, Place
 from distcore_data.indexes.workers import index_files
@@ -62,6 +63,25 @@ class IndexedRows:
                 raise of_remote(error, file) from None
         return [read[number] for number in numbers.tolist()]
 
+    def readable(self) -> Iterator[tuple[int, Record]]:
+        """Yield each row with its number, from the first; inside ``skipping`` bad rows are passed over.
+
+        They are those of ``read_records``. Raises DataError.
+        """
+        return good_rows(self._each())
+
+    def _each(self) -> Iterator[tuple[int, Record] | RowError]:
+        """Yield each row with its number, and errors in the places of others."""
+        parts = [(owner, *part) for owner, path in enumerate(self._parts) for part in parts_of(path)]
+        for (owner, file, place), _ in zip(parts, present(file for _, file, _ in parts), strict=True):
+            number = int(self._ends[owner] + (self._places[owner][place.part, 0] if place.part else 0))
+            try:
+                for row in read_rows(self._parts[owner], self._columns, place):
+                    yield of_remote(row, file) if isinstance(row, RowError) else (number, row)
+                    number += row.rows if isinstance(row, RowError) else 1
+            except DataError as error:
+                raise of_remote(error, file) from None
+
     def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, np.ndarray]]:
         """Yield rows of one file or folder, ascending, by the file that they are in."""
         files = self._shards.get(self._parts[owner], [self._parts[owner]])
@@ -87,15 +107,17 @@ class IndexedRows:
 
     def _from(self, part: Path, place: Place, first: int, ascending: list[int]) -> Iterator[Record]:
         """Yield the rows ``ascending`` of what begins at ``place``, which is row ``first``."""
-        rows = read_rows(part, self._columns, place)
+        rows, end = read_rows(part, self._columns, place), first
+        row: Record | RowError | None = None
         for number in ascending:
-            row = next(islice(rows, number - first, None), None)
+            while end <= number and not isinstance(row, CutError):
+                row = next(rows, None)
+                end += row.rows if isinstance(row, RowError) else 1
             if row is None:
                 raise DataError(f"{source_name(self._source)}: changed while it was read")
-            if isinstance(row, DataError):
+            if isinstance(row, RowError):
                 raise row
             yield row
-            first = number + 1
 
 
 def _counts(folder: Path) -> Sequence[int]:

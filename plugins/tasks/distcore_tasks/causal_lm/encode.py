@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import numpy as np
 
 from distcore import DataError, ModelError
 from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
-from distcore_tasks.causal_lm.options import CausalOptions
+from distcore_tasks.causal_lm.options import CausalOptions, Form
 from distcore_tasks.causal_lm.rows import TextRows
 from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.streams.datasets import Problem
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 Encoded = tuple[np.ndarray, np.ndarray]
@@ -31,17 +32,46 @@ def encode(
     source, and the end of the last. Raises DataError or ModelError.
     """
     if part.rows.form == "documents":
-        arrays, rows = _write_blocks(_documents(part, tokenizer, options), options, folder, sources)
+        arrays, rows = _write_blocks(_documents(part.values(), tokenizer, options), options, folder, sources)
         return arrays, 0, rows
-    encoded = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
-    return *_write_cut(part, encoded, options.max_seq_len, folder), list(sources)
+    check_tokenizer(part.rows, tokenizer)
+    answers = _answers(part.rows.form, tokenizer, options.max_seq_len, part.values(), part.problem)
+    return *_write_answers(answers, folder), list(sources)
 
 
-def _documents(part: Part[TextRows], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
+def encode_some(
+    form: Form, tokenizer: Any, options: CausalOptions, values: Sequence[Any], problem: Problem
+) -> Iterator[Encoded]:
+    """Yield tokens and flags of each row, of which a document may be longer than ``max_seq_len``. Raises DataError."""
+    if form == "documents":
+        for tokens in _documents(values, tokenizer, options):
+            yield tokens, np.full(len(tokens), COUNTED, np.uint8)
+    else:
+        for tokens, flags, _ in _answers(form, tokenizer, options.max_seq_len, values, problem):
+            yield tokens, flags
+
+
+def _documents(values: Iterable[Any], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
     end = _end(tokenizer) if options.end_documents else []
-    for tokens in token_lists(tokenizer, part.values(), special=True):
+    for tokens in token_lists(tokenizer, values, special=True):
         yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
+
+
+def _answers(
+    form: Form, tokenizer: Any, length: int, values: Iterable[Any], problem: Problem
+) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+    """Yield tokens and flags of each row, cut to ``length`` input tokens, and whether any token was cut off.
+
+    Raises DataError if no token of the answer is left.
+    """
+    rows = _conversations(values, tokenizer, problem) if form == "messages" else _prompts(values, tokenizer)
+    for place, (tokens, counted) in enumerate(rows):
+        if not counted[1 : length + 1].any():
+            before = f"{int(np.argmax(counted))} tokens come before it"
+            raise problem(place, f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})")
+        flags = counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED)
+        yield tokens[: length + 1], flags, len(tokens) > length + 1
 
 
 def _write_blocks(
@@ -68,10 +98,10 @@ def _write_blocks(
     return arrays, [0, *accumulate(map(len, cut))] if sources else []
 
 
-def _prompts(part: Part[TextRows], tokenizer: Any) -> Iterator[Encoded]:
+def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
     """Yield each prompt with its completion and the end token. Completion and end token are targets."""
     end = _end(tokenizer)
-    for pairs in chunks(part.values()):
+    for pairs in chunks(values):
         prompts, completions = zip(*pairs, strict=True)
         both = prompt_tokens(tokenizer, prompts), token_lists(tokenizer, completions, special=False)
         for prompt, completion in zip(*both, strict=True):
@@ -109,15 +139,22 @@ def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
     return text
 
 
-def _conversations(part: Part[TextRows], tokenizer: Any) -> Iterator[Encoded]:
+def check_tokenizer(rows: TextRows, tokenizer: Any) -> None:
+    """Raise ModelError for a tokenizer that cannot write conversations."""
+    if rows.form == "messages":
+        check_template(rows.name, tokenizer)
+        if not tokenizer.is_fast:
+            known = "messages need a fast tokenizer, which knows where in a text a token stands"
+            raise ModelError(f"{rows.name}: {known}")
+
+
+def _conversations(values: Iterable[Any], tokenizer: Any, problem: Problem) -> Iterator[Encoded]:
     """Yield each conversation, formatted by the chat template. The assistant's answers are targets."""
-    check_template(part.rows.name, tokenizer)
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"{part.rows.name}: messages need a fast tokenizer, which knows where in a text a token stands"
-        )
-    for place, messages in enumerate(part.values()):
-        text, answers = _as_text(part, place, messages, tokenizer)
+    for place, messages in enumerate(values):
+        try:
+            text, answers = _as_text(messages, tokenizer)
+        except DataError as error:
+            raise problem(place, str(error)) from None
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         begins = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
         counted = np.zeros(len(begins), bool)
@@ -126,39 +163,30 @@ def _conversations(part: Part[TextRows], tokenizer: Any) -> Iterator[Encoded]:
         yield np.asarray(encoded["input_ids"], np.int32), counted
 
 
-def _as_text(
-    part: Part[TextRows], place: int, messages: list[Any], tokenizer: Any
-) -> tuple[str, list[tuple[int, int]]]:
-    """Return the conversation as text, and the span of each answer in it, end token included."""
-    try:
-        whole = apply_template(tokenizer, messages, prompt=False)
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] == "assistant":
-                before = apply_template(tokenizer, messages[:number], prompt=True) if number else ""
-                until = apply_template(tokenizer, messages[: number + 1], prompt=False)
-                if not (until.startswith(before) and whole.startswith(until)):
-                    raise DataError(
-                        f"the chat template renders the text up to message {number + 1} differently when more follows"
-                    )
-                spans.append((len(before), len(until.rstrip())))
-    except DataError as error:
-        raise part.problem(place, str(error)) from None
+def _as_text(messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+    """Return the conversation as text, and the span of each answer in it, end token included. Raises DataError."""
+    whole = apply_template(tokenizer, messages, prompt=False)
+    spans = []
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = apply_template(tokenizer, messages[:number], prompt=True) if number else ""
+            until = apply_template(tokenizer, messages[: number + 1], prompt=False)
+            if not (until.startswith(before) and whole.startswith(until)):
+                raise DataError(
+                    f"the chat template renders the text up to message {number + 1} differently when more follows"
+                )
+            spans.append((len(before), len(until.rstrip())))
     return whole, spans
 
 
-def _write_cut(part: Part[TextRows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
-    """Cut each row to ``length`` input tokens, and write it. Raises DataError if no token of the answer is left."""
+def _write_answers(rows: Iterator[tuple[np.ndarray, np.ndarray, bool]], folder: Path) -> tuple[Arrays, int]:
+    """Write each row. Return the arrays, and the number of rows that were cut."""
     sizes, cut = array("q"), 0
     with SequenceFiles(folder) as files:
-        for place, (row, counted) in enumerate(rows):
-            if not counted[1 : length + 1].any():
-                before = f"{int(np.argmax(counted))} tokens come before it"
-                problem = f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})"
-                raise part.problem(place, problem)
-            cut += len(row) > length + 1
-            files.add(row[: length + 1], counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED))
-            sizes.append(min(len(row), length + 1))
+        for tokens, flags, is_cut in rows:
+            cut += is_cut
+            files.add(tokens, flags)
+            sizes.append(len(tokens))
     lengths = np.asarray(sizes, np.int64)
     return finish_sequences(folder, np.cumsum(lengths) - lengths, lengths - 1), cut
 

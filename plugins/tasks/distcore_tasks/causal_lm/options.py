@@ -80,7 +80,7 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
     end_documents: bool = True
     """Whether an end token follows each document; false: documents are joined as they are, as run_clm does."""
     stream: bool = False
-    """Read and tokenize documents, a row each, when their step comes: of ``data`` only an index is stored."""
+    """Read and tokenize rows when their step comes, whole documents too: of ``data`` only an index is stored."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation generates, greedily, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore import DataError, Dataset
-from distcore_tasks.causal_lm.corpus import check_stream, corpus_facts, corpus_sample, open_corpus
 from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.causal_lm.encode import encode
+from distcore_tasks.causal_lm.encode import check_tokenizer, encode
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import TextRows, read_rows, texts_of
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
-from distcore_tasks.causal_lm.streamed import apart
+from distcore_tasks.causal_lm.streamed import apart, corpus_sizes, open_corpus
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
@@ -28,13 +27,16 @@ from distcore_tasks.shared.pretrained import (
 )
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source
-from distcore_tasks.shared.splits import Part, read_held_out, read_parts
+from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.streams.preparing import check_stream, read_stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
 if TYPE_CHECKING:
     from distcore import RunConfig
 
+_UNITS = {"documents": "documents", "prompts": "conversations", "messages": "conversations"}
+"""Names of the values of each form in the facts of a run."""
 CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
@@ -46,8 +48,8 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
     """
     packed = options.packs(config)  # first, so that packing is refused before any file is read
     if options.stream:
-        check_stream(options)
-        options = replace(options, form="documents")
+        own = "each document is a row of its own already; leave it out"
+        check_stream(options, {"split_documents": options.split_documents and own})
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     settings = [
@@ -68,13 +70,20 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     facts: dict[str, dict[str, object]] = {}
     sources: list[int] = []
     records: list[int] = []
+    sizes: list[float] = []
     if options.stream:
-        facts["train"], sources = corpus_facts(options)
-        parts = read_held_out(options, lambda source: _rows(source, options))
-        tokenizer = _make_tokenizer(options, lambda: corpus_sample(options))
+        corpus = _rows(options.data, options)
+        form, own = corpus.form, replace(options, stream=False, form=corpus.form)
+        stream = read_stream_parts(options, corpus, lambda source: _rows(source, own), seed, folder / "train")
+        parts, sources = stream.held_out, stream.sources(options)
+        facts["train"] = {_UNITS[form]: len(stream.train), "rows": len(stream.train), "rows_cut": 0}
+        tokenizer = _make_tokenizer(options, stream.train.sample)
+        check_tokenizer(corpus, tokenizer)
+        sizes = corpus_sizes(stream.train, form, tokenizer, options, sources)
     else:
         parts = _parts(options, seed)
         train = parts["train"]
+        form = train.rows.form
         tokenizer = _make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
         records = source_bounds(options, lambda source: _rows(source, options), train.numbers)
     common = None
@@ -88,7 +97,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         facts[name] = _facts(part, arrays, cut)
         if "train" in parts:  # else nobody knows how often a token is there
             facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
-    return tokenizer, {"facts": facts, "sources": sources, "form": next(iter(parts.values())).rows.form}
+    return tokenizer, {"facts": facts, "sources": sources, "sizes": sizes, "form": form}
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
@@ -118,7 +127,7 @@ def _make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) 
 def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:
     """Return the facts of one dataset for the report."""
     return {
-        "documents" if part.rows.form == "documents" else "conversations": len(part.numbers),
+        _UNITS[part.rows.form]: len(part.numbers),
         "rows": len(arrays.lengths),
         "tokens": int(arrays.lengths.sum()),
         "targets": int(arrays.items().sum()),
@@ -139,7 +148,7 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
     sets: dict[str, Dataset] = {**rows}
     if options.stream:
         layout = partial(pack_dataset, split_documents=False) if packed else apart
-        sets["train"] = in_order(open_corpus(entry, options, layout), options, config, entry.sources)
+        sets["train"] = in_order(open_corpus(entry, options, layout), options, config, entry.sources, entry.sizes)
     return with_rows(
         TokenizedDatasets,
         sets,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data import Source, check_source, describe_value, read_records, row_error, source_name
+from distcore_data import Record, Source, check_source, describe_value, read_records, row_error, skipping, source_name
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore_tasks.causal_lm.vocabulary import ROLES
 from distcore_tasks.shared.lazy_rows import Values, read_values
 from distcore_tasks.shared.sources import text_problem
+from distcore_tasks.shared.streams.values import Check, NumberedValues, choose_values, open_values
 
 COLUMNS: dict[Form, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -52,23 +55,36 @@ def read_rows(source: Source, options: CausalOptions) -> TextRows:
     """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
     check_source(source)
     name = source_name(source)
-    form = _detect_form(source, options.columns) if options.form == "auto" else options.form
+    form = _detect_form(source, options) if options.form == "auto" else options.form
     asked = _column_names(COLUMNS[form], options.columns)
-    return _require_rows(
-        TextRows(name, form, read_values(source, lambda: _checked(name, form, read_records(source, asked))))
-    )
+    check = row_check(name, form)
+    if options.stream:
+        return _require_rows(TextRows(name, form, choose_values(source, asked, check, options.skip_bad_rows)))
+    values = read_values(source, lambda: check(enumerate(read_records(source, asked), 1)))
+    return _require_rows(TextRows(name, form, values))
+
+
+def open_stream(source: Source, form: Form, options: CausalOptions, folder: Path) -> NumberedValues[Any]:
+    """Return the training rows that ``save_values`` saved to ``folder``."""
+    asked = _column_names(COLUMNS[form], options.columns)
+    return open_values(source, asked, row_check(source_name(source), form), folder)
+
+
+def row_check(name: str, form: Form) -> Check[Any]:
+    """Return the function that makes values of records. It raises DataError for one that cannot be used."""
+    return partial(_checked, name, form)
 
 
 def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
     """Return the column with the input for generation, by the option that names it. Raises DataError."""
     check_source(source)
-    form = _detect_form(source, options.columns, GIVEN) if options.form == "auto" else options.form
+    form = _detect_form(source, options, GIVEN) if options.form == "auto" else options.form
     return _column_names(GIVEN[form], options.columns)
 
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> TextRows:
     """Return checked records. Raises DataError with a message that starts with ``name``."""
-    return _require_rows(TextRows(name, form, list(_checked(name, form, records))))
+    return _require_rows(TextRows(name, form, list(_checked(name, form, enumerate(records, 1)))))
 
 
 def _require_rows(rows: TextRows) -> TextRows:
@@ -77,8 +93,8 @@ def _require_rows(rows: TextRows) -> TextRows:
     return rows
 
 
-def _checked(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Iterator[Any]:
-    for number, record in enumerate(records, 1):
+def _checked(name: str, form: Form, records: Iterable[tuple[int, Record]]) -> Iterator[Any]:
+    for number, record in records:
         if problem := _problem(form, record):
             raise row_error(name, number, problem)
         yield record if form == "prompts" else _without_nulls(record[0]) if form == "messages" else record[0]
@@ -94,22 +110,36 @@ def _column_names(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
     return {f"columns.{column}": names[column] for column in wanted}
 
 
-def _detect_form(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
-    """Return the first form whose columns are in the source's first row. Raises DataError if there is none."""
+def _detect_form(source: Source, options: CausalOptions, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
+    """Return the first form whose columns are in the source's first rows. Raises DataError if there is none."""
+    columns = options.columns
     for form, wanted in forms.items():
-        try:
-            first = next(iter(read_records(source, _column_names(wanted, columns))), None)
-        except DataError as error:
-            if "no column" not in str(error) and "expected [" not in str(error):
-                raise  # the source is unreadable
-        else:
-            if forms is GIVEN and form == "messages" and first and isinstance(first[0], str):
-                continue  # a row that is a bare string fits every form: take it as a prompt
-            return form
+        first = _first_row(source, _column_names(wanted, columns), options.skip_bad_rows)
+        if first is None or (forms is GIVEN and form == "messages" and all(isinstance(given, str) for given in first)):
+            continue  # a row that is a bare string fits every form: take it as a prompt
+        return form
     known = ", ".join(
         f"{' and '.join(_column_names(wanted, columns).values())} ({form})" for form, wanted in forms.items()
     )
     raise DataError(f"{source_name(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
+
+
+def _first_row(source: Source, columns: dict[str, str], most_bad_rows: int) -> Record | None:
+    """Return the first row that can be read; ``None`` if it or one before lacks a column. Raises DataError for others.
+
+    The rows that are passed over count elsewhere.
+    """
+    with skipping(most_bad_rows) as bad:
+        try:
+            first = next(iter(read_records(source, columns)), ())
+        except DataError as error:
+            bad.problems[str(error)] = None
+            first = None
+    if any("no column" in problem or "expected [" in problem for problem in bad.problems):
+        return None
+    if first is None:  # the source is unreadable
+        raise DataError([*bad.problems][-1])
+    return first
 
 
 def _problem(form: Form, record: tuple[object, ...]) -> str | None:

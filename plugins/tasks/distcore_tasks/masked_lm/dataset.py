@@ -59,6 +59,10 @@ class Masking:
         read[places] = put
         return read, places
 
+    def count(self, tokens: np.ndarray) -> int:
+        """Return the number of masked tokens of a row with these tokens."""
+        return int(self.items(np.count_nonzero(self._is_ordinary[tokens], keepdims=True))[0])
+
     @cached_property
     def _is_ordinary(self) -> np.ndarray:
         """True for ordinary tokens, by token number; bool ``(size,)``."""
@@ -104,19 +108,31 @@ class MaskedDataset:
         tokens. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of masked tokens among the tokens
         of all rows, without padding.
         """
-        import torch
+        batch = masked_batch(self.tokens, indices, self.items[indices], self.masking, self.epoch, indices, self.pad)
+        return with_positions(batch) if self.tells_targets else batch
 
-        tokens, mask = self.tokens.padded(indices, self.pad)
-        labels = np.full_like(tokens, IGNORED)
-        for place, row in enumerate(indices.tolist()):
-            whole = self.tokens.row(row)
-            read, places = self.masking.masked(whole, int(self.items[row]), self.epoch, row)
-            tokens[place, : len(whole)] = read
-            labels[place, places] = whole[places]
-        arrays = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
-        if self.tells_targets:
-            arrays["targets"] = np.flatnonzero(labels[mask] != IGNORED)
-        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
+
+def masked_batch(
+    flat: Flat, rows: np.ndarray, items: np.ndarray, masking: Masking, epoch: int, numbers: np.ndarray, pad: int
+) -> dict[str, Tensor]:
+    """Return the rows ``rows`` of ``flat`` as a batch. ``numbers``: those by which their masks are drawn."""
+    import torch
+
+    tokens, mask = flat.padded(rows, pad)
+    labels = np.full_like(tokens, IGNORED)
+    for place, (row, count, number) in enumerate(zip(rows.tolist(), items.tolist(), numbers.tolist(), strict=True)):
+        whole = flat.row(row)
+        read, places = masking.masked(whole, count, epoch, number)
+        tokens[place, : len(whole)] = read
+        labels[place, places] = whole[places]
+    arrays = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+    return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
+
+
+def with_positions(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch with ``targets``, the positions of masked tokens among the tokens of all rows."""
+    targets = (batch["labels"][batch["attention_mask"].bool()] != IGNORED).nonzero()[:, 0]
+    return batch | {"targets": targets}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

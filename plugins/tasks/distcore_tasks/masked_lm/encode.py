@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts
 from distcore_tasks.shared.jagged import Flat, flat_rows
 from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.streams.datasets import Problem
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
@@ -21,10 +22,7 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
     Raises ConfigError if rows are too short for the tokenizer's special tokens.
     """
     before, behind = special_tokens_around(tokenizer)
-    room = options.max_seq_len - len(before) - len(behind)
-    if room < 1:
-        taken = f"the tokenizer puts {len(before) + len(behind)} special tokens around each row"
-        raise ConfigError(f"max_seq_len = {options.max_seq_len}: {taken}, which leaves no room for others")
+    room = room_for(tokenizer, options)
     for texts in chunks(part.values()):
         rows, cut, made = [], 0, []
         for tokens in token_lists(tokenizer, texts, special=False):
@@ -33,6 +31,25 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
             rows += [[*before, *tokens[at : min(at + room, last)], *behind] for at in range(0, last, room)]
             made.append(len(range(0, last, room)))
         yield flat_rows(rows), cut, made
+
+
+def encode_some(
+    tokenizer: Any, options: MaskedOptions, texts: Sequence[str], problem: Problem
+) -> Iterator[tuple[np.ndarray]]:
+    """Yield the tokens of each text, which is cut."""
+    before, behind = special_tokens_around(tokenizer)
+    room = room_for(tokenizer, options)
+    for tokens in token_lists(tokenizer, texts, special=False):
+        yield (np.asarray([*before, *tokens[:room], *behind], np.int32),)
+
+
+def room_for(tokenizer: Any, options: MaskedOptions) -> int:
+    """Return the most tokens of a row that are not special. Raises ConfigError if there is room for none."""
+    taken = sum(map(len, special_tokens_around(tokenizer)))
+    if options.max_seq_len <= taken:
+        what = f"the tokenizer puts {taken} special tokens around each row, which leaves no room for others"
+        raise ConfigError(f"max_seq_len = {options.max_seq_len}: {what}")
+    return options.max_seq_len - taken
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:

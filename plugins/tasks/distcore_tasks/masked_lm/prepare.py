@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -11,22 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore import DataError
+from distcore import DataError, Dataset
 from distcore_tasks.masked_lm.dataset import Masking, open_rows, write_rows
 from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.masked_lm.rows import Texts, read_texts
+from distcore_tasks.masked_lm.rows import Texts, read_texts, stream_texts
+from distcore_tasks.masked_lm.streamed import encoded_texts, open_texts
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat
+from distcore_tasks.shared.lazy_rows import Values
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.streams.datasets import EncodedColumn, mean_lengths
+from distcore_tasks.shared.streams.preparing import check_stream, read_stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -44,7 +48,11 @@ def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatase
     ConfigError.
     """
     check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
+    if options.stream:
+        own = "a text is one row, which is cut to max_seq_len: --set task_options.split_texts=false"
+        check_stream(options, {"split_texts": options.split_texts and own})
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
+    settings += ["stream"] if options.stream else []
     size = options.tokenizer.vocab_size if options.from_scratch else 0  # a pretrained model has its own vocabulary
     entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     ordinary = np.load(entry.folder / "ordinary.npy", allow_pickle=False)
@@ -52,11 +60,16 @@ def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatase
         probability=options.mask_probability, ordinary=ordinary, seed=config.seed, **entry.record["masking"]
     )
     facts, pad = entry.facts, entry.tokens["pad"]
-    sets = {name: open_rows(entry.folder / name, pad, masking, varying=name == "train") for name in facts}
-    sets["train"] = in_order(sets["train"], options, config, entry.sources)
-    for name, rows in sets.items():
+    stored = {
+        name: open_rows(entry.folder / name, pad, masking, varying=name == "train")
+        for name in facts
+        if not (options.stream and name == "train")
+    }
+    for name, rows in stored.items():
         facts[name]["targets"] = int(rows.items.sum())
-    empty = sum(int((rows.items == 0).sum()) for rows in sets.values())
+    empty = sum(int((rows.items == 0).sum()) for rows in stored.values())
+    train = open_texts(entry, options, masking) if options.stream else stored["train"]
+    sets: dict[str, Dataset] = {**stored, "train": in_order(train, options, config, entry.sources, entry.sizes)}
     return with_rows(
         TokenizedDatasets,
         sets,
@@ -69,10 +82,26 @@ def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatase
 
 def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
-    parts = read_parts(options, lambda source: _texts(source, options), seed)
-    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
-    mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
     facts: dict[str, dict[str, object]] = {}
+    sources: list[int] = []
+    sizes: list[float] = []
+    if options.stream:
+        corpus = read_source(
+            options.data,
+            EMBEDDED,
+            options.filter,
+            lambda path: stream_texts(path, options.columns, options.skip_bad_rows),
+        )
+        stream = read_stream_parts(options, corpus, lambda source: _texts(source, options), seed, folder / "train")
+        parts, sources = stream.held_out, stream.sources(options)
+        facts["train"] = {"texts": len(stream.train), "rows": len(stream.train), "texts_cut": 0}
+        tokenizer = _make_tokenizer(options, stream.train.sample)
+        rows = encoded_texts(stream.train, tokenizer, options)
+        sizes = mean_lengths(EncodedColumn(rows, lambda row: len(row[0])), sources)
+    else:
+        parts = read_parts(options, lambda source: _texts(source, options), seed)
+        tokenizer = _make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
+    mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
     made: dict[str, array[int]] = {}
     common = None
     for name, part in parts.items():
@@ -90,15 +119,18 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
             "rows": len(tokens.lengths),
             "tokens": len(tokens.values),
             "texts_cut": sum(cut),
-            "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
-            "commonest_token": round(float(counts[common.argmax()] / counts.sum()), 4),
         }
+        if not options.stream:  # else nobody knows how often a token is there
+            facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
+            facts[name]["commonest_token"] = round(float(counts[common.argmax()] / counts.sum()), 4)
     np.save(folder / "ordinary.npy", ordinary)
-    texts = source_bounds(options, lambda source: _texts(source, options).values, parts["train"].numbers)
-    sources = np.cumsum(made["train"])[texts].tolist() if texts else []
+    if not options.stream:
+        texts = source_bounds(options, lambda source: _texts(source, options).values, parts["train"].numbers)
+        sources = np.cumsum(made["train"])[texts].tolist() if texts else []
     return tokenizer, {
         "facts": facts,
         "sources": sources,
+        "sizes": sizes,
         "masking": {"mask": mask, "size": count_tokens(tokenizer)},
     }
 
@@ -117,12 +149,13 @@ def _texts(source: str, options: MaskedOptions) -> Texts:
     return read_source(source, EMBEDDED, options.filter, lambda path: read_texts(path, options.columns))
 
 
-def _make_tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
+def _make_tokenizer(options: MaskedOptions, train: Callable[[], Values[str]]) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
     from distcore_tasks.shared.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
 
-    sample = list(islice(train.values(), 0, None, -(-len(train.numbers) // MAX_ROWS)))
+    texts = train()
+    sample = list(islice(texts, 0, None, -(-len(texts) // MAX_ROWS)))
     return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))
 
 

@@ -62,6 +62,12 @@ class Entry:
         return sources
 
     @property
+    def sizes(self) -> list[float]:
+        """The mean length of the rows of each source of a mixture, where rows are streamed and it counts."""
+        sizes: list[float] = self.record.get("sizes", [])
+        return sizes
+
+    @property
     def tokenizer(self) -> Path:
         """Folder of the tokenizer."""
         return self.folder / "tokenizer"

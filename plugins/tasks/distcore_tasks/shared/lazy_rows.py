@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress, pairwise
 from tempfile import TemporaryFile
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -49,8 +49,19 @@ class LazyValues(Generic[T]):
         return self.read()
 
 
+@runtime_checkable
+class Pickable(Protocol[T_co]):
+    """Values that are read by number."""
+
+    def each(self, places: np.ndarray) -> Iterator[T_co]:
+        """Yield the values at ``places``."""
+        ...
+
+
 def picked(values: Values[T], numbers: np.ndarray) -> LazyValues[T]:
     """Return the ``values`` at ``numbers``, int64, ascending, from 0."""
+    if isinstance(values, Pickable):
+        return LazyValues(lambda: values.each(numbers), len(numbers))
     chosen = np.zeros(len(values), np.uint8)
     chosen[numbers] = 1
     return LazyValues(lambda: compress(values, chosen.tobytes()), len(numbers))

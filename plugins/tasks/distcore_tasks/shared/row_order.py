@@ -53,19 +53,24 @@ class Orderable(Protocol):
 D = TypeVar("D", bound=Orderable)
 
 
-def in_order(rows: D, options: TaskOptions, config: RunConfig, sources: Sequence[int] = ()) -> D:
+def in_order(
+    rows: D, options: TaskOptions, config: RunConfig, sources: Sequence[int] = (), sizes: Sequence[float] = ()
+) -> D:
     """Return the training ``rows`` in the order that the options ask for. Their digest then covers it.
 
-    ``sources``: the first row of each source of a mixture, and the end of the last.
+    ``sources``: the first row of each source of a mixture, and the end of the last. ``sizes``: mean length of the rows
+    of each, if that is known already.
     """
-    order = _order(rows, options, config.global_batch_size, sources)
+    order = _order(rows, options, config.global_batch_size, sources, sizes)
     if order is None:
         return rows
     content = hashlib.sha256(f"{rows.content} {order.content}".encode()).hexdigest()
     return replace(rows, row_order=order, content=content)
 
 
-def _order(rows: Orderable, options: TaskOptions, global_batch: int, sources: Sequence[int]) -> RowOrder | None:
+def _order(
+    rows: Orderable, options: TaskOptions, global_batch: int, sources: Sequence[int], sizes: Sequence[float]
+) -> RowOrder | None:
     asked, weights = options.order, weights_by_step(options)
     if not weights:
         return _shuffled(asked, 0, len(rows)) if asked.kind == "windows" else None
@@ -75,8 +80,9 @@ def _order(rows: Orderable, options: TaskOptions, global_batch: int, sources: Se
             raise DataError(
                 f"data {source}: no row of it is left for training; give it more rows, or --eval-data a file"
             )
-    sizes = [1.0] * len(bounds)
-    if asked.mix_by == "tokens":
+    if asked.mix_by == "rows":
+        sizes = [1.0] * len(bounds)
+    elif not sizes:
         sizes = [max(1.0, float(rows.lengths[np.arange(start, stop)].mean())) for start, stop in bounds]
     first, *later = (
         (_first_position(step, len(rows), global_batch), shares_of([*map(truediv, by_source.values(), sizes)]))

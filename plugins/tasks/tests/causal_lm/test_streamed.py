@@ -14,9 +14,10 @@ import shard_cases as shards
 from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore.plugin.batching.sampling import rank_sampler, training_plan
 from distcore_data import IndexedRows, MixedRows, remote
-from distcore_tasks.causal_lm import streamed
+from distcore_tasks.causal_lm.streamed import StreamedSequences
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.shared.options import Filter, Order
+from distcore_tasks.shared.options import Order
+from distcore_tasks.shared.streams import datasets, values
 
 WORDS = ["red", "green", "blue", "tree", "sky", "sun", "moon"]
 WINDOW = 16
@@ -98,12 +99,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_only_the_rows_of_a_step_are_read_and_none_is_stored(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "SAMPLE", 10)
+    monkeypatch.setattr(values, "SAMPLE", 10)
     seen, config = counted(monkeypatch), RunConfig(global_batch_size=8, micro_batch_size=8, padding_free="on")
     rows = task(corpus, order=Order(kind="windows", window_shards=1)).prepare(config).train
     assert len(seen) == 10, "the vocabulary is trained on these"
     assert (seen[0], seen[-1]) == (0, 119)
-    assert not list((tmp_path / "cache/sequences").glob("*/train"))
+    assert not list((tmp_path / "cache/sequences").glob("*/train/*"))
     seen.clear()
     plan = training_plan(config, rows)
     for micro in rank_sampler(plan, 0, 1)(0, 14):
@@ -114,10 +115,10 @@ def test_only_the_rows_of_a_step_are_read_and_none_is_stored(
 def test_few_tokens_are_kept(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = task(corpus).prepare(RunConfig()).train
     before = [rows.lengths[np.arange(start, start + 8)].tolist() for start in range(0, 120, 8)]
-    monkeypatch.setattr(streamed, "KEPT", 30)
+    monkeypatch.setattr(datasets, "KEPT", 30)
     again = task(corpus).prepare(RunConfig()).train
     assert [again.lengths[np.arange(start, start + 8)].tolist() for start in range(0, 120, 8)] == before
-    assert 0 < sum(map(len, again.documents._kept.values())) <= 30
+    assert 0 < sum(len(tokens) for tokens, _ in again.rows._kept.values()) <= 30
 
 
 def test_a_mixture_has_the_rows_of_its_sources(corpus: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_resume_knows_other_documents_and_tokens(corpus: Path) -> None:
 
 
 def test_a_resume_knows_other_documents_of_the_same_vocabulary(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "SAMPLE", 1)
+    monkeypatch.setattr(values, "SAMPLE", 1)
     before = task(corpus).prepare(RunConfig()).train.content
     write(corpus, [*texts(119), "moon moon"])
     assert task(corpus).prepare(RunConfig()).train.content != before
@@ -149,7 +150,7 @@ def test_a_resume_knows_other_documents_of_the_same_vocabulary(corpus: Path, mon
 def test_the_cache_keeps_streams_and_stored_rows_apart(corpus: Path) -> None:
     for stream in (True, False, True):
         rows = task(corpus, stream=stream, form="documents").prepare(RunConfig()).train
-        assert isinstance(rows, streamed.StreamedDataset) == stream
+        assert isinstance(rows, StreamedSequences) == stream
 
 
 def test_rows_are_documents_whatever_other_columns_they_have(corpus: Path) -> None:
@@ -176,18 +177,10 @@ def test_shards_of_a_url(corpus: Path, tmp_path: Path) -> None:
     ("options", "line"),
     [
         ({"data": "stdlib-source"}, "data: stdlib-source comes with distcore and is no file"),
-        ({"eval_data": None}, "eval_data: a part of a stream cannot be kept for evaluation; give --eval-data"),
-        ({"form": "prompts"}, "form: rows are documents, not prompts"),
-        ({"filter": Filter("a", "b")}, "filter: which rows a filter keeps is known only after all are read"),
-        ({"skip_bad_rows": 3}, "skip_bad_rows: which rows are bad is known only after all are read"),
         ({"split_documents": True}, "split_documents: each document is a row of its own already; leave it out"),
-        (
-            {"order": Order(mix={"rows": 1.0, "more": 1.0}, mix_by="tokens")},
-            "order.mix_by: tokens are known only after all rows are read",
-        ),
     ],
 )
-def test_what_needs_all_rows_is_one_line(corpus: Path, options: dict[str, Any], line: str) -> None:
+def test_what_a_stream_cannot_have_is_one_line(corpus: Path, options: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as error:
         task(corpus, **options).prepare(RunConfig())
     assert str(error.value) == f"task_options.stream = true, {line}"

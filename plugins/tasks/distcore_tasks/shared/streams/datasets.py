@@ -1,0 +1,122 @@
+"""Datasets whose rows are encoded when their step comes. A row is a function of its number alone.
+
+So a resume, and any number of ranks and workers, have the same rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore import Column, DataError
+from distcore_data import RowOrder
+from distcore_tasks.shared.streams.values import NumberedValues, spread
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Encoded = tuple[np.ndarray, ...]
+"""Arrays of a row, of which the first has its tokens."""
+Problem = Callable[[int, str], DataError]
+"""Return the error of the value at a place, which messages name by its row."""
+Encode = Callable[[list[Any], Problem], Iterable[Encoded]]
+"""Encode values."""
+KEPT = 2**22
+"""Most tokens that are kept: a step asks for those of its rows three times, for lengths, items and batches."""
+
+
+class EncodedRows:
+    """Encoded rows by number, with those that were asked for last in memory."""
+
+    def __init__(self, values: NumberedValues[Any], encode: Encode) -> None:
+        """Read ``values``."""
+        self._values, self._encode = values, encode
+        self._kept, self._size = OrderedDict[int, Encoded](), 0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._values)
+
+    def at(self, rows: np.ndarray) -> list[Encoded]:
+        """Return the rows, int64 ``(n,)``. Raises DataError with the row in its source."""
+        missing = [row for row in np.unique(rows).tolist() if row not in self._kept]
+        values = self._values.at(missing)
+
+        def problem(place: int, what: str) -> DataError:
+            return self._values.problem(missing[place], what)
+
+        for row, encoded in zip(missing, self._encode(values, problem), strict=True):
+            self._kept[row], self._size = encoded, self._size + len(encoded[0])
+        asked = [self._kept[row] for row in rows.tolist()]
+        for row in rows.tolist():
+            self._kept.move_to_end(row)
+        while self._size > KEPT:
+            self._size -= len(self._kept.popitem(last=False)[1][0])
+        return asked
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EncodedColumn:
+    """A number of each row; implements ``distcore.Column``."""
+
+    rows: EncodedRows
+    """The rows."""
+    number: Callable[[Encoded], int]
+    """Return the number of a row."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """Return the numbers of ``rows``, both int64 ``(n,)``."""
+        return np.fromiter(map(self.number, self.rows.at(rows)), np.int64, len(rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamedDataset(ABC):
+    """Rows, read and encoded by number; implements ``distcore.Dataset``."""
+
+    rows: EncodedRows
+    """The rows."""
+    content: str
+    """Digest of the source, of which rows are taken, and of what encodes them."""
+    row_order: RowOrder | None = None
+    """Order of the rows in an epoch; ``None``: the core's."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> Column:
+        """Tokens that each row reads."""
+        return EncodedColumn(self.rows, self.row_length)
+
+    @property
+    def items(self) -> Column:
+        """Weight of each row in the mean loss."""
+        return EncodedColumn(self.rows, self.row_items)
+
+    @abstractmethod
+    def row_length(self, row: Encoded) -> int:
+        """Return the tokens that a row reads."""
+
+    @abstractmethod
+    def row_items(self, row: Encoded) -> int:
+        """Return the weight of a row."""
+
+    @abstractmethod
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``."""
+
+
+def mean_lengths(lengths: Column, bounds: Sequence[int]) -> list[float]:
+    """Return the mean length of some rows of each source of a mixture, of which ``bounds`` are the bounds."""
+    return [float(lengths[spread(first, end)].mean()) if end > first else 1.0 for first, end in pairwise(bounds)]

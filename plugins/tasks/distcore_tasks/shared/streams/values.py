@@ -1,0 +1,127 @@
+"""Values of rows by number. Which rows are meant is a bit for each, or nothing if all are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from distcore import DataError, Feistel
+from distcore_data import ChosenRows, Filtered, IndexedRows, Record, Source, choose_rows, row_error, source_name
+from distcore_tasks.shared.splits import split_rows
+
+T = TypeVar("T")
+Check = Callable[[Iterable[tuple[int, Record]]], Iterator[T]]
+"""Turn records, each with its number from 1, into values. Raises DataError for one that cannot be used."""
+AT_ONCE = 1024
+"""Rows that an iteration reads at a time."""
+SAMPLE = 10_000
+"""Most rows on which the vocabulary of a built-in model is trained, and tokens are counted."""
+DRAWN = 2**22
+"""Most rows whose split is drawn as that of stored rows; of more the evaluation rows are computed."""
+CHOSEN = "chosen.npy"
+"""File of a dataset with the bits of its rows."""
+
+
+def spread(first: int, end: int) -> np.ndarray:
+    """Return some numbers, evenly spread from ``first`` to ``end``, int64, ascending."""
+    return np.unique(np.linspace(first, end - 1, min(end - first, SAMPLE)).astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class NumberedValues(Generic[T]):
+    """Values that are read by number; implements ``distcore_tasks.shared.lazy_rows.Values``."""
+
+    name: str
+    """Name of the source in error messages, such as ``data file chats.jsonl``."""
+    rows: IndexedRows
+    """All rows of the source."""
+    check: Check[T]
+    """Makes values of records."""
+    chosen: ChosenRows | None = None
+    """The rows that have a value here; ``None``: all."""
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self.rows if self.chosen is None else self.chosen)
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the values in order."""
+        return self.each(np.arange(len(self)))
+
+    def each(self, places: np.ndarray) -> Iterator[T]:
+        """Yield the values at ``places``, int64, some of them in memory at a time."""
+        for start in range(0, len(places), AT_ONCE):
+            yield from self.at(places[start : start + AT_ONCE])
+
+    def at(self, places: Sequence[int] | np.ndarray) -> list[T]:
+        """Return the values at ``places``. Raises DataError with the row."""
+        numbers = self.numbers(np.asarray(places, np.int64))
+        return list(self.check(zip((numbers + 1).tolist(), self.rows[numbers], strict=True)))
+
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Return the numbers in the source of the values at ``places``, both int64."""
+        return places if self.chosen is None else self.chosen[places]
+
+    def problem(self, place: int, what: str) -> DataError:
+        """Return the error of a value."""
+        return row_error(self.name, int(self.numbers(np.array([place]))[0]) + 1, what)
+
+    def only(self, places: np.ndarray) -> NumberedValues[T]:
+        """Return the values at ``places``, int64, ascending."""
+        return replace(self, chosen=ChosenRows.of(len(self.rows), self.numbers(places)))
+
+    def sample(self) -> list[T]:
+        """Return some values, evenly spread over all."""
+        return self.at(spread(0, len(self)))
+
+    def bounds(self, sources: Iterable[Path]) -> list[int]:
+        """Return the first value of each source of a mixture, and the end of the last."""
+        ends = np.cumsum([0, *(len(IndexedRows(source, {})) for source in sources)]).tolist()
+        return ends if self.chosen is None else list(map(self.chosen.before, ends))
+
+
+def choose_values(source: Source, columns: dict[str, str], check: Check[T], most_bad_rows: int) -> NumberedValues[T]:
+    """Return the values of a source by number. A filter, or bad rows that are passed over, take a pass over all rows.
+
+    Raises DataError.
+    """
+    chosen = choose_rows(source, columns) if most_bad_rows or isinstance(source, Filtered) else None
+    return replace(_opened(source, columns, check), chosen=chosen)
+
+
+def open_values(source: Source, columns: dict[str, str], check: Check[T], folder: Path) -> NumberedValues[T]:
+    """Return values that ``save_values`` saved to ``folder``."""
+    file = folder / CHOSEN
+    chosen = ChosenRows(np.load(file, allow_pickle=False)) if file.is_file() else None
+    return replace(_opened(source, columns, check), chosen=chosen)
+
+
+def save_values(values: NumberedValues[T], folder: Path) -> None:
+    """Write which rows have values to the new folder of a dataset."""
+    folder.mkdir()
+    if values.chosen is not None:
+        np.save(folder / CHOSEN, values.chosen.bits)
+
+
+def _opened(source: Source, columns: dict[str, str], check: Check[T]) -> NumberedValues[T]:
+    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, columns)
+    return NumberedValues(source_name(source), rows, check)
+
+
+def split_values(values: NumberedValues[T], fraction: float, seed: int) -> tuple[NumberedValues[T], np.ndarray]:
+    """Return the values for training, and the places of the evaluation rows, int64, ascending.
+
+    They are those of ``split_rows`` or, of very many rows, the first ones of a computed order.
+    """
+    if len(values) <= DRAWN:
+        train, evaluation = split_rows(values.name, len(values), fraction, seed)
+    else:
+        evaluation = np.sort(Feistel(len(values), seed, 0).rows_at(0, round(fraction * len(values))))
+        kept = np.ones(len(values), bool)
+        kept[evaluation] = False
+        train = np.flatnonzero(kept)
+    return values.only(train), evaluation

@@ -1,0 +1,218 @@
+"""Streamed rows are those that a run would store: the same ones, in the same order, with the same losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcore import ConfigError, DataError, RunConfig
+from distcore_data import IndexedRows, MixedRows
+from distcore_data.formats.row_limit import LIMIT
+from distcore_data.orders.mixtures import shares_of
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.shared.options import Filter, Order
+from distcore_tasks.shared.streams import values
+
+WORDS = ["red", "green", "blue", "tree", "sky", "sun", "moon"]
+
+
+def words(number: int, most: int = 9) -> str:
+    return " ".join(WORDS[(number * 7 + place * place) % 7] for place in range(1 + number % most))
+
+
+def conversation(n: int) -> list[dict[str, str]]:
+    turns = [{"role": "user", "content": words(n)}, {"role": "assistant", "content": words(n + 3)}]
+    return turns * (1 + n % 2)
+
+
+ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "prompts": lambda n: {"prompt": words(n), "completion": words(n + 1)},
+    "messages": lambda n: {"messages": conversation(n)},
+    "texts": lambda n: {"text": words(n, 40)},
+}
+TASKS: dict[str, Callable[..., Any]] = {
+    "prompts": CausalLM,
+    "messages": CausalLM,
+    "texts": partial(MaskedLM, split_texts=False),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+
+
+def write(file: Path, rows: list[dict[str, Any]], bad: tuple[int, ...] = ()) -> Path:
+    lines = ["{" if number in bad else json.dumps(row) for number, row in enumerate(rows)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def prompts(seed: int = 0, **options: Any) -> Any:
+    """The datasets of prompts that are streamed."""
+    return CausalLM(stream=True, **options).prepare(RunConfig(seed=seed))
+
+
+def both(task: str, **options: Any) -> tuple[Any, Any]:
+    """The datasets of a run that streams, and of one that stores."""
+    config = RunConfig(global_batch_size=8, padding_free="off")
+    streamed, stored = (TASKS[task](**options, **extra).prepare(config) for extra in ({"stream": True}, {}))
+    return streamed, stored
+
+
+def check_alike(streamed: Any, stored: Any, rows: np.ndarray | None = None) -> None:
+    assert len(streamed) == len(stored)
+    rows = np.random.default_rng(0).permutation(len(stored))[:20] if rows is None else rows
+    assert streamed.lengths[rows].tolist() == stored.lengths[rows].tolist()
+    assert streamed.items[rows].tolist() == stored.items[rows].tolist()
+    if hasattr(stored, "at"):
+        assert streamed.at(2).batch(rows)["labels"].tolist() == stored.at(2).batch(rows)["labels"].tolist()
+        streamed, stored = streamed.with_targets().at(1), stored.with_targets().at(1)
+    one, other = streamed.batch(rows), stored.batch(rows)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.tolist() == other[name].tolist(), name
+
+
+SOME: dict[str, dict[str, Any]] = {
+    "all": {},
+    "cut": {"max_seq_len": 12},
+    "filtered": {"filter": Filter("kind", "^(1|2)$")},
+    "bad": {"skip_bad_rows": 5},
+    "filtered and bad": {"filter": Filter("kind", "^(1|2)$"), "skip_bad_rows": 3, "eval_fraction": 0.3},
+}
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["fraction", "eval_data"])
+@pytest.mark.parametrize("some", SOME)
+@pytest.mark.parametrize("task", TASKS)
+def test_streamed_rows_are_the_stored_ones(task: str, some: str, held: bool, tmp_path: Path) -> None:
+    rows = [ROWS[task](n) | {"kind": n % 4} for n in range(90)]
+    options = SOME[some] | {"data": str(write(tmp_path / "rows.jsonl", rows, (7, 50) if "bad" in some else ()))}
+    if held:
+        options["eval_data"] = str(write(tmp_path / "held.jsonl", [row for row in rows if row["kind"] == 1][:9]))
+    streamed, stored = both(task, **options)
+    assert len(streamed.train) == stored.facts["train"]["rows"] == streamed.facts["train"]["rows"]
+    check_alike(streamed.train, stored.train)
+    assert streamed.evaluation.content == stored.evaluation.content
+    assert streamed.bad_rows == stored.bad_rows
+    assert len(stored.bad_rows) == (2 if "bad" in some else 0)
+
+
+@pytest.mark.parametrize("mix_by", ["rows", "tokens"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_streamed_mixture_is_the_stored_one(task: str, mix_by: str, tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.jsonl", [ROWS[task](n * k) | {"kind": n % 4} for n in range(60)], (3,) * (k - 1))
+             for k, name in enumerate(("web", "code"), 1)]  # fmt: skip
+    order = Order(mix={"web": 0.6, "code": 0.4}, mix_by=mix_by)  # type: ignore[arg-type]
+    data = ",".join(map(str, files))
+    streamed, stored = both(task, data=data, order=order, filter=Filter("kind", "[012]"), skip_bad_rows=1)
+    one, other = streamed.train.row_order, stored.train.row_order
+    assert isinstance(one, MixedRows)
+    assert one.content == other.content
+    check_alike(streamed.train, stored.train)
+
+
+def test_tokens_of_many_rows_are_those_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write(tmp_path / f"{name}.jsonl", [{"prompt": words(n), "completion": words(k, 99)} for n in range(300)])
+             for k, name in ((2, "web"), (40, "code"))]  # fmt: skip
+    held = str(write(tmp_path / "held.jsonl", [{"prompt": "red", "completion": "sun"}] * 5))
+    options: dict[str, Any] = {"data": ",".join(map(str, files)), "eval_data": held}
+    order = Order(mix={"web": 0.5, "code": 0.5}, mix_by="tokens")
+    monkeypatch.setattr(values, "SAMPLE", 30)
+    seen = counted(monkeypatch)
+    rows = prompts(**options, order=order).train
+    assert len(seen) == 30 + 2 * 30, "the vocabulary, and the lengths of each source"
+    exact = [rows.lengths[np.arange(start, start + 300)].mean() for start in (0, 300)]
+    shares = shares_of([0.5 / exact[0], 0.5 / exact[1]])
+    assert rows.row_order.shares == pytest.approx(shares, rel=0.1)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows that are read by number."""
+    seen, get = list[int](), IndexedRows.__getitem__
+
+    def counting(rows: IndexedRows, numbers: Any) -> Any:
+        seen.extend(np.asarray(numbers).tolist())
+        return get(rows, numbers)
+
+    monkeypatch.setattr(IndexedRows, "__getitem__", counting)
+    return seen
+
+
+def test_a_pass_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write(tmp_path / "rows.jsonl", [ROWS["prompts"](n) | {"kind": n % 4} for n in range(90)], (7,))
+    task: Any = CausalLM(data=str(data), stream=True, skip_bad_rows=1, filter=Filter("kind", "1"))
+    first = task.prepare(RunConfig())
+    monkeypatch.setattr(IndexedRows, "readable", None)
+    again = task.prepare(RunConfig())
+    assert again.train.content == first.train.content
+    assert again.bad_rows == first.bad_rows
+    assert len(first.bad_rows) == 1
+
+
+def test_a_resume_knows_which_rows_are_kept(tmp_path: Path) -> None:
+    data = str(write(tmp_path / "rows.jsonl", [ROWS["prompts"](n) | {"kind": n % 4} for n in range(90)]))
+    changed: list[dict[str, Any]] = [{}, {"eval_fraction": 0.2}, {"filter": Filter("kind", "[12]")}]
+    contents = [prompts(data=data, **options).train.content for options in changed]
+    contents.append(prompts(1, data=data).train.content)
+    assert len({*contents}) == 4
+
+
+def test_of_very_many_rows_the_split_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "DRAWN", 50)
+    data = str(write(tmp_path / "rows.jsonl", [{"prompt": str(n), "completion": "sun"} for n in range(90)]))
+    sets = [prompts(seed, data=data, eval_fraction=0.2) for seed in (0, 0, 1)]
+    assert [len(some.train) for some in sets] == [72] * 3
+    assert [some.facts["evaluation"]["rows"] for some in sets] == [18] * 3
+    assert sets[0].train.content == sets[1].train.content != sets[2].train.content
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ('{"prompt": "red", "completion": " "}', "row 31: completion is empty: fill it in or remove the row"),
+        ('{"prompt": "red"}', "row 31: no column 'completion', which the rows before it have; fill it in"),
+        (json.dumps({"prompt": "red " * 90, "completion": "sun"}), "row 31: the answer is cut off entirely: "),
+        (json.dumps({"prompt": "red", "completion": "sun" * 900}), "row 31: has more characters in a line, over the"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_when_its_step_comes(
+    row: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT, "900")
+    data = write(tmp_path / "rows.jsonl", [ROWS["prompts"](n) for n in range(60)])
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join([*lines[:30], row, *lines[30:]]))
+    held = str(write(tmp_path / "held.jsonl", [ROWS["prompts"](n) for n in range(5)]))
+    monkeypatch.setattr(values, "SAMPLE", 2)
+    rows = prompts(data=str(data), eval_data=held, max_seq_len=30).train
+    assert len(rows) == 61
+    rows.batch(np.array([29, 31]))
+    with pytest.raises(DataError) as error:
+        rows.batch(np.array([5, 30]))
+    assert str(error.value).startswith(f"data file {data}, {problem}")
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        (CausalLM(stream=True), "data: stdlib-source comes with distcore and is no file"),
+        (MaskedLM(stream=True, split_texts=False), "data: stdlib-lines comes with distcore and is no file"),
+        (
+            MaskedLM(stream=True, data="rows.jsonl"),
+            "split_texts: a text is one row, which is cut to max_seq_len: --set task_options.split_texts=false",
+        ),
+    ],
+)
+def test_what_a_stream_cannot_have_is_one_line(task: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        task.prepare(RunConfig())
+    assert str(error.value) == f"task_options.stream = true, {line}"
