@@ -23,6 +23,8 @@ BLOCK = 2**16
 class GradientNoise:
     """Add noise to the gradient of each step, after averaging over ranks and clipping."""
 
+    exempt = dict.fromkeys(("changes-no-weight", "changes-no-answer", "two-ranks"), "it is there to change the run")
+
     scale: float = 0.01
     """Variance of the noise at the first step."""
     decay: float = 0.55

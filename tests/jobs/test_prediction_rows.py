@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_cases import write
+from work_folder import install
 
 from distcore import registry
 from distcore.errors import DataError, StrategyError
@@ -121,3 +122,16 @@ def test_without_a_reader_a_file_gets_one_line_and_a_task_opens_its_folders(
             read()
     assert [window.records for window in windows(bound(OpensFolder()), tmp_path, None, 2)] == [[("a.jsonl",)]]
     assert content(tmp_path)
+
+
+def test_a_reader_named_like_the_suffix_reads_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "their-reader", "[distcore.readers]\nnumbers = their_reader\n")
+    (tmp_path / "their_reader.py").write_text(
+        "def read(source, columns):\n    yield from ((line, *columns) for line in source.read_text().split())\n"
+        "def digest(source):\n    return 'theirs'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "a.numbers"
+    source.write_text("7 8")
+    (window,) = windows(bound(ReadsTexts()), source, None, 4)
+    assert window.records == [("7", "columns.text", "columns.label"), ("8", "columns.text", "columns.label")]

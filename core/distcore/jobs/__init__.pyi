@@ -49,6 +49,7 @@ from distcore.rank_environment.network import address_toward as address_toward
 from distcore.rank_environment.network import is_here as is_here
 from distcore.rank_environment.network import port_for_ranks as port_for_ranks
 from distcore.rank_environment.network import where as where
+from distcore.registry import load as load
 from distcore.registry import offers as offers
 from distcore.resolve import strategies as strategies
 from distcore.resolve.absolute_paths import with_absolute_paths as with_absolute_paths

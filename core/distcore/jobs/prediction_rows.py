@@ -16,7 +16,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
 
 READER = "files"
-"""The entry point of ``distcore.readers`` that reads rows."""
+"""The entry point of ``distcore.readers`` that reads rows, unless one is named like the suffix of the source."""
 
 
 class Reader(Protocol):
@@ -55,7 +55,7 @@ def content(source: Path) -> str:
         return sha256_of(source)
     if source.is_dir() and READER not in registry.entries("readers"):
         return _of_folder(source)  # which the task opens itself
-    return _reader().digest(source) or _of_folder(source)
+    return _reader(source).digest(source) or _of_folder(source)
 
 
 def _of_folder(folder: Path) -> str:
@@ -66,11 +66,12 @@ def _of_folder(folder: Path) -> str:
 
 def _records(task: BoundTask, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
     opened = task.open_rows(source, others)
-    return opened if opened is not None else _reader().read(source, {**task.row_columns(), **others})
+    return opened if opened is not None else _reader(source).read(source, {**task.row_columns(), **others})
 
 
-def _reader() -> Reader:
-    reader: Reader = registry.load("readers", READER)
+def _reader(source: Path) -> Reader:
+    suffix = source.suffix.removeprefix(".")
+    reader: Reader = registry.load("readers", suffix if suffix in registry.offers("readers") else READER)
     return reader
 
 

@@ -7,7 +7,7 @@ headless service. The termination grace period of a pod is the ranks' time for a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -28,6 +28,8 @@ Tree = dict[str, Any]
 
 class KubernetesLauncher:
     """Writes the YAML of a plain indexed Job, a JobSet or a Kubeflow TrainJob."""
+
+    example: ClassVar = {"value": "job,image=registry/train:1"}
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the YAML as the one file of the plan; raises ConfigError without an image, a number and ``--out``."""

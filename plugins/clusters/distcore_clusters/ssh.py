@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from typing import ClassVar
 
 from distcore import ConfigError, RankError
 from distcore.launchers import Command, Host, LaunchPlan, LaunchSpec, check_programs, refuse, write_files
@@ -26,6 +27,8 @@ POLL = 0.1
 
 class SshLauncher:
     """Starts an agent per machine over ssh; SIGTERM and Ctrl-C stop all of them, after a checkpoint."""
+
+    example: ClassVar = {"hosts": (Host(name="host0", slots=2), Host(name="host1", slots=2))}
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts.

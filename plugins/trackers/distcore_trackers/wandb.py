@@ -32,6 +32,7 @@ class WeightsAndBiases(Tracker):
 
     name: ClassVar[str] = "wandb"
     library: ClassVar[str] = "wandb"
+    exempt: ClassVar = {"leaves-nothing": "wandb keeps its service for further runs of the process"}
 
     project: str = "distcore"
     """Project of the run; the run itself is named after the run folder."""

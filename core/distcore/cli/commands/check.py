@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure the laws against a strategy, a task or another plugin"
 
-BROKEN = 1
-"""Exit code if a case is broken."""
 LAW_6 = "distcore's own tests and benchmarks/kill_resume.py measure it, by killing runs"
 COLORS = {"held": "green", "broken": "red", "skipped": "yellow"}
 """Of the verdicts."""
@@ -25,6 +23,7 @@ COLORS = {"held": "green", "broken": "red", "skipped": "yellow"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
+    parser.usage = "distcore check --KIND NAME [FLAGS]"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
     what.add_argument("--task", metavar="NAME", help="an installed task, or file.py:Class; measured in one process")
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         for version in facts.values():
             print(f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version {version}")
-    return BROKEN if any(finding.held is False for finding in findings) else 0
+    return 1 if any(finding.held is False for finding in findings) else 0
 
 
 def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]) -> list[Finding]:

@@ -15,8 +15,17 @@ from distcore import ConfigError, nearest
 
 SUMMARY = "write the package of a strategy, a task or another plugin"
 
-KINDS = {"strategy": "strategies", "task": "tasks", "optimizer": "optimizers"}
+KINDS = {
+    "strategy": "strategies",
+    "task": "tasks",
+    "optimizer": "optimizers",
+    "extension": "extensions",
+    "reader": "readers",
+    "launcher": "launchers",
+}
 """What can be written, with the group of its entry point."""
+MODULES = ("reader",)
+"""Kinds whose entry point is a module; others name a class."""
 NEEDS = {"task": ("scikit-learn>=1.3",)}
 """By kind: what its package imports beside distcore and torch."""
 FILES = {
@@ -77,7 +86,7 @@ def write_package(kind: str, name: str, into: Path) -> Path:
         "name": name,
         "package": package,
         "group": KINDS[kind],
-        "object": f":{kind.capitalize()}",
+        "object": "" if kind in MODULES else f":{kind.capitalize()}",
         "needs": ", ".join(f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(kind, ()), "torch>=2.9")),
     }
     templates = files("distcore_workbench") / "skeleton"

@@ -213,5 +213,4 @@ class TakesAnything(Sound):
 
 
 class NeedlesslyExempt(Sound):
-    case = "goes-down"
     exempt: ClassVar = {"goes-down": "for no reason"}

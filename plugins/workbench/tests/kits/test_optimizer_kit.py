@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from kit_cases import broken_in
 
 from distcore import ConfigError, StrategyError, registry
 from distcore.cli.main import main
@@ -17,32 +16,21 @@ WITH_RANKS = ("two-ranks",)
 OURS = sorted(registry.offers("optimizers"))
 
 
-def broken() -> list[Any]:
-    module = SimpleNamespace(**{name: registry.load_file("optimizer", f"{FILE}:{name}") for name in names()})
-    return [
-        pytest.param(
-            name, case := getattr(module, name).case, id=name, marks=[pytest.mark.ranks] * (case in WITH_RANKS)
-        )
-        for name in names()
-        if getattr(module, name).case
-    ]
+BROKEN = broken_in(FILE)
 
 
-def names() -> list[str]:
-    lines = FILE.read_text().splitlines()
-    return [line[6:].partition("(")[0] for line in lines if line.startswith("class ") and "(Sound)" in line]
-
-
-@pytest.mark.parametrize(("name", "case"), broken())
-def test_a_broken_optimizer_breaks_its_law(name: str, case: str) -> None:
-    (finding,) = KIT(f"{FILE}:{name}", only=[case])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.ranks] * (case in WITH_RANKS)) for name, case in BROKEN.items()]
+)
+def test_a_broken_optimizer_breaks_its_law(name: str) -> None:
+    (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])
     assert finding.held is False, finding
     assert finding.note
 
 
 @pytest.mark.ranks
 def test_every_case_has_a_broken_optimizer_and_a_sound_one_keeps_all() -> None:
-    assert {param.values[1] for param in broken()} == set(KIT.cases)
+    assert set(BROKEN.values()) == set(KIT.cases)
     assert [str(finding) for finding in KIT(f"{FILE}:Sound") if not finding.held] == []
 
 

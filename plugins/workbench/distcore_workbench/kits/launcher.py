@@ -1,0 +1,188 @@
+"""The laws of a launcher: ``distcore check --launcher NAME``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from distcore import ConfigError
+from distcore.jobs import load
+from distcore.launchers import Command, Host, LaunchPlan
+from distcore.testing import Measured, needs
+from distcore_workbench.kits import points
+from distcore_workbench.kits.kit import Kit, none_of
+from distcore_workbench.kits.launcher_lab import VARIABLES, WORDS, LauncherLab, launcher_lab, texts_of
+
+CHANGED: dict[str, Any] = {
+    "value": "elsewhere:1234",
+    "nodes": (3, 3),
+    "nproc": 5,
+    "hosts": (Host(name="one.example", slots=2), Host(name="other.example", slots=2)),
+    "log_dir": "/logs",
+    "bind_cores": "0-3",
+    "environment": VARIABLES,
+}
+"""By field of a request: a value that must be in the plan, or be refused."""
+ODD = (":", "a b", "::1:x", "-1", "=", "x,y=", "*")
+LIMIT = 60.0
+REFUSED = "the launcher refused: "
+
+KIT = Kit("launcher", launcher_lab)
+
+
+@KIT.law("agreement")
+def answers_a_plan(lab: LauncherLab) -> Measured:
+    """``plan`` returns a LaunchPlan of files or commands, each a program with its arguments as texts."""
+    plan = lab.plan()
+    if not isinstance(plan, LaunchPlan):
+        return none_of([type(plan).__name__], "answer", "return LaunchPlan(commands=(Command(words=...),))")
+    wrong = [repr(command) for command in plan.commands if not isinstance(command, Command) or not command.words]
+    wrong += [repr(word) for command in plan.commands for word in command.words if not isinstance(word, str)]
+    wrong += [] if plan.commands or plan.files else ["no command and no file"]
+    return none_of(wrong, "in the plan", "give at least one Command, with words of text")
+
+
+@KIT.law("agreement")
+def every_argument(lab: LauncherLab) -> Measured:
+    """The arguments of ``distcore train`` reach the ranks unchanged, through every shell on the way."""
+    texts = set(texts_of(lab.plan()))
+    missing = [word for word in dict.fromkeys(WORDS) if word not in texts]
+    return none_of(missing, "arguments that no command has", "start with train_command(spec); quote by shlex.join")
+
+
+@KIT.law("agreement")
+def every_variable(lab: LauncherLab) -> Measured:
+    """The variables of the request reach the ranks with their values."""
+    plan = lab.plan(environment=VARIABLES)
+    texts = set(texts_of(plan))
+    given = {pair for command in plan.commands for pair in command.environment.items()}
+    missing = [
+        name
+        for name, value in VARIABLES.items()
+        if (name, value) not in given and f"{name}={value}" not in texts and not {name, value} <= texts
+    ]
+    return none_of(missing, "variables that no rank gets", "start with rank_variables(spec); quote by shlex.quote")
+
+
+@KIT.law("agreement")
+def nothing_is_ignored(lab: LauncherLab) -> Measured:
+    """Whatever a user asks for is in the plan or refused: no flag is without effect."""
+    usual, ignored = lab.plan(), []
+    for name, value in CHANGED.items():
+        with suppress(ConfigError):
+            if lab.plan(**{name: value}) == usual:
+                ignored.append(f"{name} = {value!r}")
+    return none_of(ignored, "without effect", "use it, or refuse it: refuse(name, {flag: value}, what to do)")
+
+
+@KIT.law("agreement")
+def refuses_in_one_line(lab: LauncherLab) -> Measured:
+    """What cannot be planned is a ConfigError of one line that names a flag."""
+    wrong = []
+    for changes in (*({"value": value} for value in ODD), *({name: value} for name, value in CHANGED.items())):
+        try:
+            lab.plan(**changes)
+        except ConfigError as error:
+            wrong += [] if "--" in str(error) and "\n" not in str(error) else [f"{changes}: {error}"]
+        except Exception as error:  # of the launcher
+            wrong.append(f"{changes}: {type(error).__name__}: {error}")
+    return none_of(wrong, "errors", "raise ConfigError('--launcher NAME: what is wrong; what to do')")
+
+
+@KIT.law("order")
+def same_plan_again(lab: LauncherLab) -> Measured:
+    """A plan depends on the request alone: not on the process's folder and variables, which may be secret."""
+    plan = lab.plan()
+    with _elsewhere(lab.folder):
+        other = load("launchers", lab.name)().plan(lab.spec)
+    names = [field.name for field in fields(LaunchPlan)]
+    wrong = [name for name in names if getattr(plan, name) != getattr(other, name)]
+    return none_of(wrong, "differ elsewhere", "read spec.here, not os.environ or os.getcwd()")
+
+
+@KIT.law("surprise")
+def plans_only(lab: LauncherLab) -> Measured:
+    """``plan`` writes nothing and starts nothing: ``--dry-run`` prints it."""
+    before, variables = _written(lab.folder), dict(os.environ)
+    here = Path.cwd()
+    os.chdir(lab.folder)
+    try:
+        lab.plan()
+    finally:
+        os.chdir(here)
+    wrong = [f"wrote {path.name}" for path, _ in _written(lab.folder) - before]
+    wrong += [f"started {child.name()}" for child in psutil.Process().children()]
+    wrong += ["changed os.environ"] * (dict(os.environ) != variables)
+    return none_of(sorted(wrong), "in plan()", "put texts in LaunchPlan.files; start in run()")
+
+
+@KIT.law("resume")
+def starts_ranks(lab: LauncherLab) -> Measured:
+    """``run`` starts the ranks, and its exit status is 0 when they have trained."""
+    status, said, out = _run(lab, "well")
+    report = out / "report.json"
+    world = json.loads(report.read_text())["world_size"] if report.is_file() else 0
+    wrong = [] if status == 0 and world == 2 else [f"exit status {status}, {world} ranks trained: {said}"]
+    return none_of(wrong, "run of two ranks", "start spec.train as train_command(spec) says")
+
+
+@KIT.law("agreement")
+def says_that_ranks_failed(lab: LauncherLab) -> Measured:
+    """The exit status is another one than 0 if the ranks failed."""
+    status, said, _ = _run(lab, "badly", "--set", "task_options.fails=true")
+    return none_of([] if status else [said or "no word"], "exit status 0 of ranks that failed", "return theirs")
+
+
+def start(name: str, spec: str) -> int:
+    """Plan and run a request in this process, which the launcher may replace."""
+    lab = LauncherLab(name, json.loads(spec), Path.cwd())
+    try:
+        return lab.launcher.run(lab.plan())
+    except ConfigError as error:  # such as an engine that is not there
+        print(f"{REFUSED}{error}", file=sys.stderr)
+        return 2
+
+
+def _run(lab: LauncherLab, run: str, *more: str) -> tuple[int, str, Path]:
+    """Train on two ranks in a new process; return exit status, last line and run folder. Skips without the programs."""
+    needs(not lab.spec.hosts, "it starts ranks on other machines")
+    needs(bool(lab.plan().commands), "it writes files, and starts nothing")
+    out = lab.folder / run
+    train = ["--task", f"{points.__file__}:Points", "--max-steps", "2", "--set", "device=cpu", "--out", str(out), *more]
+    train += ["--strategy", "ddp", "--global-batch-size", "8"]
+    given = json.dumps({**lab.settings, "train": train})
+    code = "import sys; from distcore_workbench.kits.launcher import start; sys.exit(start(*sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, lab.name, given],
+        cwd=lab.folder, capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    said = (done.stderr.strip().splitlines() or [""])[-1]
+    needs(not said.startswith(REFUSED), said.removeprefix(REFUSED))
+    return done.returncode, said, out
+
+
+def _written(folder: Path) -> set[tuple[Path, int]]:
+    """Return the files in a folder, with the times of their last change."""
+    return {(path, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+@contextmanager
+def _elsewhere(folder: Path) -> Iterator[None]:
+    """Inside, the process has another folder and another variable."""
+    here = Path.cwd()
+    os.chdir(folder)
+    os.environ["KIT_TOKEN"] = "secret"
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        del os.environ["KIT_TOKEN"]
