@@ -12,6 +12,7 @@ from distcore.distributed.devices import has_jagged_attention as has_jagged_atte
 from distcore.distributed.process_group import join_process_group as join_process_group
 from distcore.distributed.process_group import leave_process_group as leave_process_group
 from distcore.distributed.process_group import open_store as open_store
+from distcore.errors import CheckpointError as CheckpointError
 from distcore.errors import ConfigError as ConfigError
 from distcore.errors import DataError as DataError
 from distcore.errors import DistcoreError as DistcoreError

@@ -37,7 +37,7 @@ KINDS = {
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
-    "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
+    "commands": dict.fromkeys(("checkpoint", "compare", "new", "plan", "report", "tune", "watch"), "workbench")
     | {"index": "data", "migrate": "migrate"},
     "exports": {"huggingface": "tasks"},
     "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
@@ -190,7 +190,6 @@ def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
 
 
 def _state(place: str) -> tuple[str, int]:
-    """A folder of ``sys.path`` and when something in it was added or removed."""
     folder = os.path.abspath(place)
     try:
         return folder, os.stat(folder).st_mtime_ns

@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from checkpoint_cases import Crash, Recorder
+from checkpoint_cases import Crash, Disk, Recorder, saver
 
-from distcore import RunConfig
 from distcore.checkpoint import Checkpoint, find
 from distcore.checkpoint.commit import clean_up
-from distcore.checkpoint.files import Files
 from distcore.checkpoint.saver import Saver
-from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
-from distcore.plugin.strategy.contract import Progress, RankInfo
-from distcore.resolve.resolve import resolve
+from distcore.plugin.strategy.contract import Progress
 from distcore.testing.lab import Unsynced
-from distcore.testing.problem import Problem
 
 FULL = "checkpoint .*step-00000002 could not be written: .*No space left on device"
-
-
-class Disk(Unsynced):
-    """A disk that can be full, and a gate that holds writing up while it is closed."""
-
-    def __init__(self) -> None:
-        self.full = False
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        self.gate.wait(20)
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        super().write(path, chunks)
-
-
-def saver(out: Path, disk: Files, asynchronous: bool, keep_last: int = 2) -> tuple[Saver, Any]:
-    checkpoints = {"asynchronous": asynchronous, "keep_last": keep_last, "best": None}
-    extensions = {"progress": False}
-    config = RunConfig(out=str(out), device="cpu", lr=5e-4, checkpoints=checkpoints, extensions=extensions)
-    resolved = resolve(config, task=Problem())
-    hooks, world = set_up(resolved, RankInfo())
-    run = build_run(resolved.config, hooks, world, Problem(), Problem().prepare(resolved.config))
-    return Saver(run, hooks, "rows", {}, disk), run
 
 
 def save(saving: Saver, step: int) -> None:

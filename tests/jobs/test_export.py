@@ -32,6 +32,9 @@ def export(trained, to, merged):
 """
 
 
+pytestmark = pytest.mark.needs("distcore-workbench")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of two steps with a moving average; not to be written to."""

@@ -16,7 +16,7 @@ from distcore import load_config
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 
-pytestmark = [pytest.mark.programs, pytest.mark.needs("distcore-tasks")]
+pytestmark = [pytest.mark.programs, pytest.mark.needs("distcore-tasks", "distcore-workbench")]
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 TRAINING = (

@@ -50,7 +50,7 @@ def elsewhere(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore-tasks", "distcore-workbench")
 def test_a_run_is_evaluated_exported_and_trained_again_from_another_folder(
     project: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_run_is_evaluated_exported_and_trained_again_from_another_folder(
     assert main(["train", str(run / "config.yaml"), "--out", "again", "--dry-run"]) == 0
 
 
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore-tasks", "distcore-workbench")
 def test_a_run_that_was_moved_alone_goes_on(project: Path, elsewhere: Path) -> None:
     moved = Path(shutil.copytree(project / "runs/x", elsewhere / "moved"))
     shutil.rmtree(moved / "checkpoints/step-00000004")
@@ -70,7 +70,7 @@ def test_a_run_that_was_moved_alone_goes_on(project: Path, elsewhere: Path) -> N
     assert (moved / "checkpoints/step-00000004").is_dir()
 
 
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore-tasks", "distcore-workbench")
 def test_a_run_whose_files_have_moved_goes_on_where_they_are_named_again(project: Path, elsewhere: Path) -> None:
     for name in ("rows.json", "mine.py"):
         shutil.copy(project / name, elsewhere)
@@ -84,7 +84,7 @@ def test_a_run_whose_files_have_moved_goes_on_where_they_are_named_again(project
     assert recorded["task_options"]["model"] == f"{elsewhere}/tiny"
 
 
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore-tasks", "distcore-workbench")
 def test_a_built_in_name_is_no_path_though_a_folder_has_it(work_folder: Path) -> None:
     (work_folder / "bert-tiny").mkdir()
     job = "--data rows.json --model bert-tiny --max-steps 1 --set device=cpu --out run"

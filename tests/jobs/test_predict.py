@@ -210,7 +210,7 @@ def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_el
         BoundTask.of(Simple()).check_predicts_rows("digits")
 
 
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore-tasks", "distcore-workbench")
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_labels_that_were_edited_after_the_run_are_refused(
     run_folder: Path, rows: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]

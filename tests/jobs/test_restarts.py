@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -47,6 +49,89 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path)
     last = "checkpoints/step-00000030"
     one, other = (checkpoint.read_tensors(tmp_path / out / last) for out in ("killed", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+DIES = """
+import os, signal
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+import distcore
+
+@dataclass(frozen=True, kw_only=True)
+class Dies(distcore.Simple):
+    how: str = ""
+    once: str = ""
+
+    def data(self):
+        x = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
+        rows = torch.utils.data.TensorDataset(x, x.sum(1))
+        return rows, torch.utils.data.Subset(rows, range(8))
+
+    def model(self):
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+    def row_loss(self, model, batch):
+        if torch.is_grad_enabled() and len(CALLS) == 7 and os.environ.get("RANK") == "1" and self.how:
+            if not Path(self.once).exists():
+                Path(self.once).touch()
+                if self.how == "raises":
+                    raise ValueError("a bad row")
+                os.kill(os.getpid(), signal.SIGKILL)
+        CALLS.extend([0] * torch.is_grad_enabled())
+        return (model(batch[0])[:, 0] - batch[1]) ** 2
+
+CALLS = []
+"""
+
+
+def dies(folder: Path, strategy: str, how: str, launcher: Sequence[str] = ("-m", "distcore")) -> str:
+    """Train twice, once with a rank that ends in step 8; compare the last weights, and return what was said."""
+    (folder / "dies.py").write_text(DIES)
+    flags = f"--task dies.py:Dies --strategy {strategy} --global-batch-size 16 --epochs 1 --save-every 5 --eval-every 3"
+    flags += " --keep-last 9"
+    said = ""
+    for out, more in (("whole", ""), ("killed", f"--how {how} --once {folder}/once --resume auto")):
+        ranks = "--nproc 2 --max-restarts 1" if launcher == ("-m", "distcore") else ""
+        words = [sys.executable, *launcher, "train", *f"{flags} --out {out} {ranks} {more}".split()]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd=folder, env=environment, timeout=150, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stderr
+    one, other = (checkpoint.read_tensors(folder / out / "checkpoints/step-00000020") for out in ("killed", "whole"))
+    assert one.keys() == other.keys()
+    assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
+    return said
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.ranks
+def test_the_rank_that_is_left_saves_the_step_before(tmp_path: Path) -> None:
+    said = dies(tmp_path, "ddp", "killed")
+    assert "W rank 0: other ranks are gone: step 7 is saved from the memory of this one" in said
+    assert "resumed from killed/checkpoints/step-00000007 at step 7" in said
+    state = json.loads((tmp_path / "killed/checkpoints/step-00000007/state.json").read_text())
+    assert state["best"]["step"] in (3, 6)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["accelerate", "horovod", "ddp:torchrun"])
+def test_so_it_does_under_others(tmp_path: Path, strategy: str) -> None:
+    name, _, launcher = strategy.partition(":")
+    agent = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "-m", "distcore")
+    assert "at step 7" in dies(tmp_path, name, "killed", agent if launcher else ("-m", "distcore"))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "how"), [("fsdp", "killed"), ("ddp", "raises")])
+def test_what_cannot_or_should_not_be_saved_goes_on_from_the_disk(tmp_path: Path, strategy: str, how: str) -> None:
+    said = dies(tmp_path, strategy, how)
+    assert "is saved from the memory" not in said
+    assert "at step 7" not in said
 
 
 @pytest.mark.needs("distcore-ddp")

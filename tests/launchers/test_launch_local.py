@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from distcore.errors import ConfigError, RankError
 from distcore.launchers import launch
 from distcore.launchers.processes import local
 from distcore.launchers.processes.failures import Failure, culprit
+from distcore.launchers.processes.rank import outliving_peers
 
 SCRIPT = str(Path(__file__).parents[1] / "support/launch_cases.py")
 DEADLINE = 90
@@ -225,6 +227,29 @@ def test_the_public_name_is_the_function() -> None:
     import distcore
 
     assert distcore.launch is launch
+
+
+def lose_a_rank(folder: Path, how: str) -> None:
+    """The last rank ends; the others take a while for what they save, and one that does not save waits for long."""
+    if os.environ["RANK"] == "2":
+        with outliving_peers():
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+    if how == "none saves" or os.environ["RANK"] == "1":
+        time.sleep(60)
+    with outliving_peers():
+        time.sleep(2.5)
+        (folder / "saved").touch()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("how", ["one saves", "none saves"])
+def test_ranks_that_outlive_a_killed_one_get_the_time_to_save(tmp_path: Path, how: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankError, match="rank 2 of 3 failed: killed by SIGKILL"):
+        launch(partial(lose_a_rank, tmp_path, how), nproc=3, timeout=60)
+    assert (tmp_path / "saved").exists() is (how == "one saves")
+    assert time.monotonic() - began < 20  # nobody waits for the others
 
 
 @pytest.mark.ranks

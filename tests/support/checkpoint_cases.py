@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from distcore import RunConfig, Task
 from distcore.checkpoint import Checkpoint, Files
 from distcore.checkpoint.commit import begin, commit
+from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.writer import blocks_to_write, write_share
+from distcore.engine.trainer import build_run, set_up
+from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.state import State
+from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Unsynced
+from distcore.testing.problem import Problem
 
 
 def state(value: float) -> State:
@@ -110,3 +118,31 @@ class Recorder(Unsynced):
         operation()
         if here:
             raise Crash
+
+
+class Disk(Unsynced):
+    """A disk that can be full, and a gate that holds writing up while it is closed."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        self.gate.wait(20)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().write(path, chunks)
+
+
+def saver(
+    out: Path, disk: Files, asynchronous: bool, keep_last: int = 2, task: Task | None = None
+) -> tuple[Saver, Any]:
+    task = task or Problem()
+    checkpoints = {"asynchronous": asynchronous, "keep_last": keep_last, "best": None}
+    extensions = {"progress": False}
+    config = RunConfig(out=str(out), device="cpu", lr=5e-4, checkpoints=checkpoints, extensions=extensions)
+    resolved = resolve(config, task=task)
+    hooks, world = set_up(resolved, RankInfo())
+    run = build_run(resolved.config, hooks, world, resolved.task, resolved.task.prepare(resolved.config))
+    return Saver(run, hooks, "rows", {}, disk), run

@@ -363,6 +363,23 @@ class SavesTheFrozenModel(DDPStrategy):
         return defaults.save_checkpoint(run) | {f"model/{name}.weight": torch.ones(1) for name in run.frozen}
 
 
+@mutant("checkpoint", "saved-by-one-rank")
+class NeedsOthersToSave(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        dist.barrier()
+        return defaults.save_checkpoint(run)
+
+
+@mutant("checkpoint", "saved-by-one-rank")
+class ChangesWeightsBeforeTheStep(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        for parameter in run.module.parameters():
+            parameter.data *= 1 - 1e-6
+        return defaults.step(run, clip)
+
+
 @mutant("gradient", "whole-batch")
 class GathersNothingInSteps(DDPStrategy):
     @hookimpl

@@ -1,15 +1,11 @@
-"""Numerical differences between two tensors, and between the tensors of two checkpoints."""
+"""The numerical difference between two tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-
-from distcore.checkpoint.reader import Checkpoint
 
 
 class Difference(NamedTuple):
@@ -29,17 +25,3 @@ def difference(actual: Tensor, expected: Tensor) -> Difference:
     apart = actual.detach().cpu().double() - expected
     largest = float(apart.abs().max()) if apart.numel() else 0.0
     return Difference(largest, float(apart.norm()) / (float(expected.norm()) or 1.0))
-
-
-def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]:
-    """Yield, for each tensor that differs, the largest difference and a line of text about it."""
-    for name in sorted(set(one) | set(other)):
-        if name not in one or name not in other:
-            yield math.inf, f"{name}  only in {(one if name in one else other).path}"
-            continue
-        a, b = one[name], other[name]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            yield math.inf, f"{name}  {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
-        elif not torch.equal(a, b):
-            error = difference(b, a)
-            yield error.largest, f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}"

@@ -69,7 +69,6 @@ def environment(strategy: str, task: str) -> dict[str, str]:
 
 
 def _behind(strategy: str) -> Iterator[str]:
-    """Yield the distributions of a strategy, each followed by its requirements."""
     for entry in registry.offers("strategies").get(strategy, ()):
         if entry.dist is not None and entry.dist.name not in PACKAGES:
             yield entry.dist.name

@@ -163,7 +163,6 @@ class Checkpoint:
         return values.reshape(-1)[first : start + count - piece.start].clone()  # a view would keep the file mapped
 
     def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
-        """Copy ``wanted`` out of the boxes that share an element with it."""
         whole = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])
         for box in entry.boxes_in(name, wanted) if wanted.elements else ():
             shared = box.region.overlap(wanted)
@@ -189,7 +188,6 @@ class Checkpoint:
 
 
 def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
-    """The rows, along the first dimension, in which a run of elements lies."""
     row = math.prod(entry.shape[1:]) or 1
     first, last = start // row, -(-(start + count) // row)
     return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))

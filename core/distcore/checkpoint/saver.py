@@ -22,6 +22,7 @@ from distcore import checkpoint
 from distcore.checkpoint.commit import begin, commit, discard, is_published, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
+from distcore.checkpoint.rescue import save_alone
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_share
 from distcore.distributed.agreement import check_agreed, on_all_ranks
@@ -72,9 +73,7 @@ class Saver:
         """
         self.wait()
         run, hooks = self._run, self._hooks
-        facts = {"best": best, **self._facts, **self._states()}
-        if self._content and self._content.known:
-            facts["rows"] = self._content.known
+        facts = self._facts_with(best, self._agreed_states())
         if self._is_beside is not False:
             blocks = blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size)
             if self._is_beside is None:
@@ -86,6 +85,15 @@ class Saver:
         self._retain(best)
         hooks.on_checkpoint(run, progress, path)
 
+    def rescue(self, progress: Progress, best: dict[str, Any] | None) -> None:
+        """Save ``progress`` from this rank alone, as its peers are gone; see ``save_alone``."""
+        run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
+        facts = self._facts_with(best, hooks.states())
+        state = hooks.save_checkpoint(run) | (run.ema or {})
+        job_state = collect_job_state(run, progress) | facts
+        if not final.exists() and save_alone(run, state, final, self._files, job_state):
+            log.warning("other ranks are gone: step %d is saved from the memory of this one", progress.step)
+
     def close(self) -> None:
         """Show others that the run is over; first, what was copied before an error is written, if others do so, too."""
         if self._pending:
@@ -93,12 +101,15 @@ class Saver:
         for file in filter(None, self._held):
             file.close()
 
-    def _states(self) -> dict[str, Any]:
+    def _agreed_states(self) -> dict[str, object]:
         """Return the listeners' states; raises AgreementError if a rank's state differs from the main rank's."""
-        states = self._hooks.states()
-        if states:
+        if states := self._hooks.states():
             check_agreed(self._run, self._hooks, **{f"state() of {name}": state for name, state in states.items()})
-        return {"states": states} if states else {}
+        return states
+
+    def _facts_with(self, best: dict[str, Any] | None, states: dict[str, object]) -> dict[str, Any]:
+        rows = {"rows": self._content.known} if self._content and self._content.known else {}
+        return {"best": best, **self._facts, **rows} | ({"states": states} if states else {})
 
     def check(self) -> None:
         """Raise CheckpointError if a save beside training has failed here; of others all ranks hear at one step."""

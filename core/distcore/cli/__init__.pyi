@@ -1,6 +1,7 @@
 from distcore.cli.commands.train import add_job_flags as add_job_flags
 from distcore.cli.commands.train import changes_of as changes_of
 from distcore.cli.flags import FLAGS as FLAGS
+from distcore.cli.flags import add_choice as add_choice
 from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import canonical as canonical
 from distcore.config.values import parse_settings as parse_settings

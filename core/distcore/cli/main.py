@@ -78,7 +78,6 @@ def command_parser(name: str) -> Parser:
 
 
 def _with_commands(error: ConfigError, argv: list[str]) -> str:
-    """Return the message, with the command in ``argv`` as each remedy would have it."""
     if not error.remedies or "train" not in argv:
         return str(error)
     commands = []

@@ -82,7 +82,6 @@ def task_flags(name: str, taken: Container[str]) -> TaskFlags:
 
 
 def _about(cls: type[object], without: Sequence[str]) -> str:
-    """Return the description of the class, its metrics, and the options that have no flag."""
     from distcore.plugin.task.task import declared_metrics
 
     said = first_sentence(cls)

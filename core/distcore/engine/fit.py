@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from distcore.checkpoint.rescue import rescued
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig
+from distcore.distributed.devices import backend_of
 from distcore.engine.best import Best, out_of_patience, update_best
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
@@ -48,8 +50,12 @@ def fit(
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
     ended = out_of_patience(config, best) or "stop" in wishes
+    trained = iter(()) if ended else steps(run, hooks, task, data.train, progress)
+    can_rescue = run.capabilities.saves_alone and not task.has("train_step")
+    if can_rescue and run.world.size > 1 and backend_of(run.world.device) == "gloo":  # others do not notice a death
+        trained = rescued(run, trained, lambda whole: saver.rescue(whole, asdict(best) if best else None))
     with catch_stop_signals() as signals:
-        for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
+        for progress, result, loss in trained:
             done = progress.step == run.total_steps
             meter.add(loss)
             saver.check()

@@ -50,7 +50,6 @@ def frozen_source(config: RunConfig, task: BoundTask, data: Datasets, given: Fro
 def _prepared(
     run: Run, hooks: Hooks, task: BoundTask, data: Datasets, given: FrozenModel | Initial
 ) -> tuple[nn.Module, BaseModelRef]:
-    """Return a frozen model in evaluation mode, as the strategy wraps it, and its digest."""
     source = frozen_source(run.config, task, data, given)
     built = hooks.build_model(run.config, run.world, source)
     module = built.model.requires_grad_(False)

@@ -1,8 +1,12 @@
 from distcore.checkpoint import find as find
 from distcore.checkpoint import write_checkpoint as write_checkpoint
+from distcore.checkpoint.choice import choose as choose
 from distcore.checkpoint.distance import difference as difference
+from distcore.checkpoint.job_state import saved_judgment as saved_judgment
+from distcore.checkpoint.job_state import saved_progress as saved_progress
 from distcore.checkpoint.provenance import provenance_of as provenance_of
 from distcore.checkpoint.reader import Checkpoint as Checkpoint
+from distcore.checkpoint.retention import checkpoints_in as checkpoints_in
 from distcore.config.keys import EXECUTION as EXECUTION
 from distcore.distributed.devices import COLLECTIVES as COLLECTIVES
 from distcore.distributed.devices import count_devices as count_devices
@@ -14,6 +18,7 @@ from distcore.engine.frozen import frozen_source as frozen_source
 from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for
+from distcore.jobs.export import export_checkpoint as export_checkpoint
 from distcore.jobs.logs import set_up_logging as set_up_logging
 from distcore.jobs.train import check as check
 from distcore.launchers.processes.contexts import handle_stop_signals as handle_stop_signals

@@ -50,7 +50,7 @@ class TrainedModel:
     """Write the task's files, such as a tokenizer, to a folder."""
 
 
-def export(path: Path, to: Path, task_name: str | None, merged: bool, form: str, dtype: str) -> None:
+def export_checkpoint(path: Path, to: Path, task_name: str | None, merged: bool, form: str, dtype: str) -> None:
     """Have the exporter ``form`` write the checkpoint at ``path``, with weights in ``dtype``, to the new folder ``to``.
 
     The training data is not needed: the task has saved its facts in the run folder. ``task_name`` replaces the task of

@@ -154,7 +154,6 @@ def show_evaluation(what: str, evaluation: dict[str, Any], is_said: bool = False
 
 
 def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankInfo) -> None:
-    """Train as a rank of a launcher, or, for a dry run, print the plan on rank 0."""
     config = read_config()
     if config.max_restarts:
         starter = rank_info.launcher
@@ -198,7 +197,6 @@ def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
 
 
 def _train_here(resolved: Resolved) -> Report:
-    """Check the data, then train in this process or in ranks that it starts."""
     from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
 

@@ -178,7 +178,6 @@ def _missing_from(module: Any, folder: Path | None) -> set[str]:
 
 @contextmanager
 def _explain_targets(config: RunConfig, module: nn.Module) -> Iterator[None]:
-    """Turn peft's error about targets into a ConfigError, and silence its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

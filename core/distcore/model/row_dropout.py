@@ -153,7 +153,6 @@ class RowMasks:
         return self._calls[drawn]
 
     def _hashes(self, row_numbers: Tensor, leading: list[range], number: int, places: Places) -> Tensor | None:
-        """Return a hash for each index of the leading dimensions, int64 of their shape."""
         salt, sizes = (self.key ^ (number * 0x2545F491)) & LOW, [len(span) for span in leading]
         if sizes and sizes[0] == len(row_numbers):
             hashed, others = _mix((row_numbers & LOW) ^ salt), leading[1:]

@@ -66,7 +66,6 @@ def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
 
 
 def _polynomial(step: int, warmup: int, total: int, peak: float) -> float:
-    """Fall linearly, the polynomial of power 1, from ``peak`` to ``POLYNOMIAL_END``."""
     if step > total:
         return POLYNOMIAL_END / peak
     left = 1 - (step - warmup) / max(1, total - warmup)

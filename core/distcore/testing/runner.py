@@ -151,7 +151,6 @@ class _Work:
         return foreign_modules([subject.config for subject in self.subjects])
 
     def _launch(self) -> None:
-        """Run the open cases in new ranks, up to the first one that takes them down."""
         assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
         for pattern in ("position-*", "store-*", "left-*"):
             for stale in self.folder.glob(pattern):
@@ -175,7 +174,6 @@ class _Work:
                 self._fail(number, RankError("the ranks ended without a finding"))
 
     def _watch(self, ended: Event) -> None:
-        """Collect the findings of cases that all ranks have left, while the ranks run."""
         while not ended.wait(0.2):
             with suppress(ValueError):  # a rank is just writing its position
                 self._collect({position.case for position in positions(self.folder, self.nproc).values()})

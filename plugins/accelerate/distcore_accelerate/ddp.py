@@ -46,6 +46,7 @@ class Replicated(Backend):
             why_not_phases=NEEDS_FIND_UNUSED,
             own_steps=True,
             ema=True,
+            saves_alone=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if find_unused else 2,
             exempt={} if find_unused else {"unused-parameters": NEEDS_FIND_UNUSED},

@@ -71,6 +71,7 @@ class DDPStrategy:
             why_not_phases=NEEDS_FIND_UNUSED,
             own_steps=not self.static_graph,
             ema=True,
+            saves_alone=True,
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none sends gradients in half precision",),

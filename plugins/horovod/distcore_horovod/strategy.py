@@ -76,6 +76,7 @@ class HorovodStrategy:
             why_not_phases="adasum is not a mean" if self.op == "adasum" else NEEDS_FIND_UNUSED,
             owns=frozenset({"optimizer"}),
             ema=True,
+            saves_alone=self.op != "adasum",
             compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", rank_environment.NAME}),
             deterministic=bool(self.groups),

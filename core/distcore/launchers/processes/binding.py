@@ -57,7 +57,6 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def _place(cpu: int, system: Path) -> tuple[int, int]:
-    """Return socket and core of a CPU; threads of one core have the same."""
     folder = system / f"cpu/cpu{cpu}/topology"
     try:
         return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text())

@@ -192,12 +192,13 @@ def describe(error: BaseException, rank: int) -> Failure:
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank=rank, kind="error", cause="interrupted", when=now, exit_code=INTERRUPTED)
     cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
-    if _is_lost_peer(error):
+    if is_lost_peer(error):
         return Failure(rank=rank, kind="lost", cause=f"lost its peers: {cause}", when=now)
     return Failure(rank=rank, kind="error", cause=cause, when=now, at=raised_at(error))
 
 
-def _is_lost_peer(error: BaseException | None) -> bool:
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Return True for the error of a rank that lost its connection to another one."""
     while error is not None:
         network = isinstance(error, RuntimeError | OSError)  # torch's DistError is a RuntimeError
         if isinstance(error, ConnectionError) or (network and LOST_PEER.search(str(error))):

@@ -39,7 +39,7 @@ from distcore.launchers.processes.contexts import (
     silence_torchelastic,
 )
 from distcore.launchers.processes.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
-from distcore.launchers.processes.rank import is_finished, rank_main, read_failures
+from distcore.launchers.processes.rank import is_finished, outlives_peers, rank_main, read_failures
 from distcore.launchers.processes.start_method import check_spawnable, start_method
 from distcore.plugin.strategy.contract import LOOPBACK
 
@@ -51,6 +51,8 @@ SIGNAL_WAIT = 0.2
 """Seconds to wait after a failure for the exit code of a rank that was killed by a signal, a likelier cause."""
 KILL_DELAY = 1
 """Seconds between SIGTERM and SIGKILL when ranks are ended."""
+WAIT_FOR_SURVIVORS = 60
+"""Most seconds to wait for ranks that outlive another one. Over gloo they lose its connection as it dies."""
 CAN_SEE_DEATHS = hasattr(os, "waitid")
 """True if exit codes can be read without reaping the process; False on macOS before Python 3.13."""
 
@@ -218,7 +220,18 @@ def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) 
             break
         dead = _exit_codes(pids)
     job.stop.wait(SIGNAL_WAIT)
-    return _failures(job, _exit_codes(pids))
+    if culprit(failures := _failures(job, dead := _exit_codes(pids))).kind == "signal":
+        _wait_for_survivors(job, pids, dead)
+    return failures
+
+
+def _wait_for_survivors(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> None:
+    """Give ranks that lost one to a signal the time to notice it, and to save the state that they hold."""
+    deadline = time.monotonic() + WAIT_FOR_SURVIVORS
+    while any(outlives_peers(job.records, rank) for rank in set(pids) - set(dead)):
+        if job.stop.wait(POLL) or time.monotonic() > deadline:
+            break
+        dead = _exit_codes(pids)
 
 
 def _failures(job: _Launch, dead: dict[int, int]) -> list[Failure]:

@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +21,9 @@ from distcore.launchers.processes.start_method import die_with
 
 T = TypeVar("T")
 
+RECORDS = "DISTCORE_RANK_RECORDS"
+"""Environment variable of a rank with the folder of its reports to the launcher."""
+
 
 def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | None:
     """Run ``fn`` as this rank and return its result; a failure is recorded in a file and ends the process.
@@ -28,6 +32,7 @@ def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> 
     ``parent``.
     """
     _prepare_process(parent)
+    os.environ[RECORDS] = str(records)
     rank = int(os.environ["RANK"])
     log_to_file(rank)
     outcome = run_and_record(fn, rank, errors)
@@ -36,6 +41,30 @@ def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> 
         exit_now(outcome.exit_code)
     write_atomically(records / f"finished-{rank}", "")
     return outcome
+
+
+@contextmanager
+def outliving_peers() -> Iterator[None]:
+    """Have distcore's launcher wait for this rank where a signal has killed another one: it may save what it holds."""
+    mark = Path(os.environ[RECORDS], f"outlives-{os.environ['RANK']}") if RECORDS in os.environ else None
+    if mark:
+        mark.touch()
+    try:
+        yield
+    finally:
+        if mark:
+            mark.unlink(missing_ok=True)
+
+
+def outlives_peers(records: Path, rank: int) -> bool:
+    """Return True if ``rank`` may be saving what it holds."""
+    return (records / f"outlives-{rank}").exists()
+
+
+def have_failed_by_themselves() -> bool:
+    """Return True if a rank of this machine has reported an error of its own; a record comes before the end of it."""
+    failures = read_failures(Path(os.environ[RECORDS])) if RECORDS in os.environ else {}
+    return any(failure.kind == "error" for failure in failures.values())
 
 
 def is_finished(records: Path, rank: int) -> bool:

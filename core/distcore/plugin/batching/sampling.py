@@ -113,7 +113,6 @@ class BatchPlan:
         return max(cut.rounds(lengths, len(first)), -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)))
 
     def _slices(self, lengths: np.ndarray, rounds: int | None, shard: int, shards: int) -> list[tuple[int, int]]:
-        """Return begin and end of a shard's micro-batches in the sorted rows of its group."""
         if self.by_tokens is not None and self._common_length is None:
             slices = [
                 (int(first), int(stop)) for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]

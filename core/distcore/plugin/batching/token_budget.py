@@ -171,7 +171,6 @@ def equal_bounds(rows: int, count: int) -> list[int]:
 
 
 def _assignment(costs: np.ndarray, shards: int) -> np.ndarray:
-    """Return the slices of each shard, int64, shape ``(rounds, shards)``."""
     order = np.argsort(costs, kind="stable").reshape(-1, shards)
     # A round has slices of neighboring costs. Every other round is reversed, or the last shard would always get the
     # dearest one.

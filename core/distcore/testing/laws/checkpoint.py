@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from distcore import checkpoint
 from distcore.errors import ConfigError, DistcoreError
@@ -16,6 +17,7 @@ from distcore.testing.laws.gradient import distance, needs_calls
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
 from distcore.testing.register import law
+from distcore.testing.store import await_true
 from distcore.testing.variants import COUNTS, Counts, Referenced
 
 STEPS, HALF = 10, 5
@@ -40,6 +42,31 @@ def frozen_not_saved(lab: Lab) -> Measured:
     more = sorted(checkpoint.read_tensors(path).keys() ^ without.train(1).state.keys())
     missing = "reference" not in checkpoint.Checkpoint(path).job_state().get("frozen", {})
     return Measured(error=len(more) + missing, bound=EXACT, note=f"{len(more)} other tensors: {more[:2]}")
+
+
+@law("checkpoint")
+def saved_by_one_rank(lab: Lab) -> Measured:
+    """Until the optimizer steps again, each rank returns the whole state of the step before, without the others."""
+    if not lab.hooks.capabilities.saves_alone:
+        return Measured(error=0.0, bound=EXACT, note="saves_alone is not declared")
+    job = lab.job(_problem(lab))
+    trained, held, optimizer = job.train(HALF), list[dict[str, Tensor]](), job.run.optimizer
+
+    def keep(*_: object) -> None:
+        state = lab.hooks.save_checkpoint(job.run)
+        held.append({name: value.clone() for name, value in state.items() if isinstance(value, Tensor)})
+
+    for rank in range(lab.world.size):  # in turn: in a collective a rank would wait for the others
+        done = lab.folder / f"kept-{rank}"
+        if rank == lab.world.rank:
+            keep()
+            done.touch()
+        await_true(done.exists, 5, f"rank {rank} needs other ranks to save its state")
+    assert optimizer is not None
+    optimizer.register_step_pre_hook(keep)
+    next(job.steps(trained.progress))
+    error, where = max(apart(state, trained.state) for state in held)
+    return Measured(error=error + abs(len(held) - 2), bound=EXACT, note=f"{len(held)} times, worst {where}")
 
 
 @law("checkpoint")
@@ -116,7 +143,6 @@ def from_single(lab: Lab) -> Measured:
 
 
 def _problem(lab: Lab) -> Problem:
-    """A model with a tied weight, where the strategy takes one."""
     return Problem(tied="tied-parameters" not in lab.hooks.capabilities.exempt)
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from distcore.checkpoint.choice import choose
-from distcore.checkpoint.distance import differing
-from distcore.checkpoint.job_state import saved_judgment, saved_progress
-from distcore.checkpoint.manifest import MANIFEST
-from distcore.checkpoint.reader import Checkpoint
-from distcore.checkpoint.retention import checkpoints_in
-from distcore.errors import CheckpointError, ConfigError
-from distcore.jobs.export import export
+import torch
 
+from distcore import CheckpointError, ConfigError
+from distcore.jobs import (
+    Checkpoint,
+    checkpoints_in,
+    choose,
+    difference,
+    export_checkpoint,
+    saved_judgment,
+    saved_progress,
+)
+
+MANIFEST = "manifest.json"
+"""File that only the folder of a checkpoint has."""
 DAMAGED = 2
 """Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
 WORST = 5
@@ -37,7 +44,9 @@ def run(given: argparse.Namespace) -> int:
     if action == "export":
         path, chosen = choose(paths[0], given.step, given.best)
         print(f"exporting {chosen}", file=sys.stderr)
-        export(path, given.to, given.task, given.merged, given.format or "huggingface", given.dtype or "fp32")
+        export_checkpoint(
+            path, given.to, given.task, given.merged, given.format or "huggingface", given.dtype or "fp32"
+        )
         print(f"exported to {given.to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=given.all)}
@@ -73,6 +82,20 @@ def diff(first: Path, second: Path, every: bool = False) -> int:
     more = f"; the {len(shown)} that differ most are above, --all shows each" if len(shown) < len(lines) else ""
     print(f"{len(lines)} of {len(set(one) | set(other))} tensors differ{more}")
     return 1 if lines else 0
+
+
+def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]:
+    """Yield, for each tensor that differs, the largest difference and a line of text about it."""
+    for name in sorted(set(one) | set(other)):
+        if name not in one or name not in other:
+            yield math.inf, f"{name}  only in {(one if name in one else other).path}"
+            continue
+        a, b = one[name], other[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            yield math.inf, f"{name}  {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
+        elif not torch.equal(a, b):
+            error = difference(b, a)
+            yield error.largest, f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}"
 
 
 def _checkpoints(path: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Checkpoints for a reader: listed, verified, compared and exported."""
