@@ -23,6 +23,7 @@ OBJECTS = {
     "extension": ":Extension",
     "reader": "",
     "launcher": ":Launcher",
+    "command": "",
 }
 """By kind: the object of the entry point, in the package."""
 

@@ -22,9 +22,10 @@ KINDS = {
     "extension": "extensions",
     "reader": "readers",
     "launcher": "launchers",
+    "command": "commands",
 }
 """What can be written, with the group of its entry point."""
-MODULES = ("reader",)
+MODULES = ("reader", "command")
 """Kinds whose entry point is a module; others name a class."""
 NEEDS = {"task": ("scikit-learn>=1.3",)}
 """By kind: what its package imports beside distcore and torch."""
