@@ -6,7 +6,8 @@ Labeled texts of some 40 words lie in shards of 4,096 rows on the local disk: MD
 Each package shuffles the shards that it is made for, in batches of 256 rows, through torch's DataLoader with 0 to 2
 workers; distcore reads tar shards, in windows of shards, through its own loader. Batches of others are texts and
 labels, which a run would still tokenize; those of distcore are tensors of tokens, padded, from the cache that its first
-run makes of the shards: ``read``, seconds, once, which no column counts. Wall and CPU time of an epoch, processes of
+run makes of the shards: ``read``, seconds, once, which no column counts. ``as streamed``: distcore reads, tokenizes and
+masks texts of the same shards when their step comes, without a cache. Wall and CPU time of an epoch, processes of
 workers included; of each the best of 3.
 
 Bound: with each number of workers distcore gives more rows per CPU second than any other.
@@ -24,6 +25,8 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +172,36 @@ def of_datasets(folder: Path, rows: int) -> Epoch:
 
 
 def of_distcore(folder: Path, rows: int) -> Epoch:
-    from distcore import RunConfig
-    from distcore.engine.loader import MicroBatches
-    from distcore.plugin.batching.sampling import rank_sampler, training_plan
     from distcore_tasks.shared.options import Order
     from distcore_tasks.text_classification.task import TextClassification
 
-    start = time.perf_counter()
-    task = TextClassification(
-        data=str(folder / "tar"), model="bert-tiny", eval_fraction=BATCH / rows,
-        order=Order(kind="windows", window_shards=8 * SHARD // 64),
+    return epochs_of(
+        TextClassification(
+            data=str(folder / "tar"), model="bert-tiny", eval_fraction=BATCH / rows,
+            order=Order(kind="windows", window_shards=8 * SHARD // 64),
+        )
     )  # fmt: skip
+
+
+def of_streamed(folder: Path, rows: int) -> Epoch:
+    from distcore_tasks.masked_lm.task import MaskedLM
+    from distcore_tasks.shared.options import Order
+
+    return epochs_of(
+        MaskedLM(
+            data=str(folder / "tar"), stream=True, split_texts=False, eval_fraction=BATCH / rows,
+            order=Order(kind="windows", window_shards=8 * SHARD // 64),
+        )
+    )  # fmt: skip
+
+
+def epochs_of(task: Any) -> Epoch:
+    from distcore import RunConfig
+    from distcore.engine.loader import MicroBatches
+    from distcore.plugin.batching.sampling import rank_sampler, training_plan
+    from distcore_tasks.shared.streams.datasets import StreamedDataset
+
+    start = time.perf_counter()
     config = RunConfig(
         global_batch_size=BATCH, micro_batch_size=BATCH, loader={"length_grouping": "batch"}, device="cpu"
     )
@@ -189,7 +211,9 @@ def of_distcore(folder: Path, rows: int) -> Epoch:
 
     def epoch(workers: int) -> Iterator[tuple[Any, Any]]:
         own = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
-        batches = MicroBatches(data, rank_sampler(plan, 0, 1), own)
+        is_streamed = isinstance(data, StreamedDataset)
+        rows = replace(data, rows=copy(data.rows)) if is_streamed else data  # without those of the epoch before
+        batches = MicroBatches(rows, rank_sampler(plan, 0, 1), own)
         for micro, batch in batches.stream(0, range(plan.steps)):
             yield batch, micro.indices
 
@@ -198,6 +222,7 @@ def of_distcore(folder: Path, rows: int) -> Epoch:
 
 MAKERS: dict[str, Callable[[Path, int], Epoch]] = {
     "distcore": of_distcore,
+    "as streamed": of_streamed,
     "streaming": of_streaming,
     "webdataset": of_webdataset,
     "litdata": of_litdata,

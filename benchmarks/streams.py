@@ -1,6 +1,6 @@
 """Measure orders of rows: how well they shuffle, what they read, and what a step costs.
 
-    python benchmarks/streams.py [--rows 400000] [--batch 256]
+    python benchmarks/streams.py [--rows 400000] [--batch 256] [--all]
 
 Rows lie in shards of 64, and have a label by which they are sorted: the worst case. For each order an epoch is cut into
 batches. ``label``: standard deviation of the label's share per batch; of a full shuffle it is 0.5 / sqrt(batch), 0.031
@@ -15,18 +15,22 @@ Bounds: windows read each shard at most 1.05 times, and with 1,024 shards ``labe
 shuffle; the first batch at 99 % takes at most 1.2 times as long as at the start, and 1 ms for what a clock is off; an
 order keeps at most 200 MiB. Asked for other numbers, the program prints them without a verdict.
 
-Rows per second beside packages that stream shards: benchmarks/stream_peers.py.
+Rows per second beside packages that stream shards: benchmarks/stream_peers.py; memory and resume of 1e8 rows that are
+read: benchmarks/many_rows.py. With ``--all`` both come first.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -40,7 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--all", action="store_true", help="first many_rows.py and stream_peers.py")
     asked = parser.parse_args()
+    for other in ("many_rows.py", "stream_peers.py") if asked.all else ():
+        print(f"\n{other}", flush=True)
+        subprocess.run([sys.executable, Path(__file__).with_name(other)], check=True)
     print(f"{'order':24} {'label':>7} {'reads':>7} {'step':>7}")
     spreads, most = dict[str, float](), 0.0
     for name, kept, batches in orders(asked.rows, asked.batch):

@@ -23,6 +23,7 @@ import shard_cases as shards
 from distcore import DataError
 from distcore.cli.main import main
 from distcore_data import IndexedRows, read_records, source_digest
+from distcore_data.formats import json_rows, tar_members
 from distcore_data.indexes import entries, workers
 from distcore_data.indexes.scans import scanned
 
@@ -81,6 +82,26 @@ def test_rows_by_number_are_those_of_a_read_from_the_start(tmp_path: Path, form:
     assert indexed[[]] == []
     with pytest.raises(IndexError, match=r"rows.*has the rows 0 to 299$|list.json: has the rows 0 to 299$"):
         indexed[[300]]
+
+
+def counting(function: Any, calls: list[str]) -> Any:
+    def counted(*given: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*given)
+
+    return counted
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "jsonl.gz", "tar file", "tar.gz"])
+def test_only_the_rows_that_are_asked_for_are_decoded(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = IndexedRows(written(tmp_path, form), COLUMNS)
+    decoded = list[str]()
+    for owner, name in ((json_rows, "_parse"), (tar_members.Member, "read")):
+        monkeypatch.setattr(owner, name, counting(getattr(owner, name), decoded))
+    assert [text for text, _ in rows[[70, 95, 290]]] == [ROWS[row]["text"] for row in (70, 95, 290)]
+    assert len(decoded) == (6 if form.startswith("tar") else 3), "a row of a tar file has two members"
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +46,12 @@ READERS: dict[str, Reader] = {
     ".tar": read_tar,
 }
 """File extension to the function that reads such a file."""
+SKIPPING: dict[str, Callable[[Path, Columns, Place, Container[int] | None], Iterator[Record | RowError]]] = {
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".tar": read_tar,
+}
+"""Those that leave rows undecoded which are not wanted."""
 
 
 def _ones(folder: Path) -> list[int]:
@@ -76,12 +82,17 @@ def parts_of(path: Path) -> list[tuple[Path, Place]]:
     return [(file, Place(part=number)) for number, file in enumerate(folder.files(path))]
 
 
-def read_rows(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+def read_rows(
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+) -> Iterator[Record | RowError]:
     """Yield the rows of a file, or of a file of a folder with a listing, from ``place`` on.
 
-    An error is in the place of a row that cannot be read or lacks a column.
+    An error is in the place of a row that cannot be read or lacks a column; ``SKIPPED`` may be in that of a row whose
+    number in the file is not ``wanted``.
     """
     name = format_of(path)
     if name in FOLDERS:
         return FOLDERS[name].read(path, columns, place)
+    if name in SKIPPING:
+        return until_cut(SKIPPING[name](path, columns, place, wanted))
     return until_cut(READERS[name](path, columns, place))

@@ -9,6 +9,8 @@ from distcore import DataError, nearest
 NOTHING = object()
 """A missing column of a row, as opposed to null."""
 Record = tuple[object, ...]
+SKIPPED: Record = ()
+"""In place of a row that nobody asked for, so that it need not be decoded."""
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 from pathlib import Path
 
 from distcore import DataError
 from distcore.files import unique_json
-from distcore_data.formats.columns import Columns, Record, RowError, as_list, describe_value, record, row_error, tried
+from distcore_data.formats.columns import (
+    SKIPPED,
+    Columns,
+    Record,
+    RowError,
+    as_list,
+    describe_value,
+    record,
+    row_error,
+    tried,
+)
 from distcore_data.formats.opening import text_lines
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import LINE, TooLong
 
 
-def read_json(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+def read_json(
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+) -> Iterator[Record | RowError]:
     """Yield the rows of a file that is one list, or has a row per line, from ``place`` on."""
     if has_a_row_per_line(path):
-        return read_jsonl(path, columns, place)
+        return read_jsonl(path, columns, place, wanted)
     tree = _tree(path)
     if isinstance(tree, dict) and all(column in tree for column in columns.values()):
         tree = [tree]  # a file of one line
@@ -48,8 +60,10 @@ def has_a_row_per_line(path: Path) -> bool:
         return False
 
 
-def read_jsonl(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of JSON lines from ``place`` on."""
+def read_jsonl(
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+) -> Iterator[Record | RowError]:
+    """Yield the rows of JSON lines from ``place`` on, ``SKIPPED`` for those that are not ``wanted``."""
     name, number = f"data file {path}", place.row
 
     def row() -> Record:
@@ -58,9 +72,9 @@ def read_jsonl(path: Path, columns: Columns, place: Place = START) -> Iterator[R
         return record(name, number, _parse(path, line.removesuffix("\n"), line_number), columns)
 
     for line_number, line in enumerate(text_lines(path, "\n", place), place.inner + 1):  # noqa: B007  # row() reads both
-        if line.strip():
+        if not line.isspace():
             number += 1
-            yield tried(row)
+            yield tried(row) if wanted is None or number - 1 in wanted else SKIPPED
 
 
 def _parse(path: Path, text: str, line: int) -> object:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data.formats.columns import NOTHING, Columns, Record, RowError, inside, record, row_error, tried
+from distcore_data.formats.columns import NOTHING, SKIPPED, Columns, Record, RowError, inside, record, row_error, tried
 from distcore_data.formats.opening import BROKEN, broken, opened_at, reason
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import most_bytes, over_limit
@@ -31,8 +31,10 @@ KEY = "__key__"
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
 
 
-def read_tar(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of a tar file from ``place`` on.
+def read_tar(
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+) -> Iterator[Record | RowError]:
+    """Yield the rows of a tar file from ``place`` on, ``SKIPPED`` for those that are not ``wanted``.
 
     A column is a member's extension, or a key in the member ``KEY.json``.
     """
@@ -49,11 +51,13 @@ def read_tar(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
         known.extend(() if known else row)
         return taken
 
-    for number, (key, members) in enumerate(_rows(path, name, columns, place), place.row + 1):  # noqa: B007  # read() reads all three
-        yield tried(read)
+    for number, (key, members) in enumerate(_rows(path, name, columns, place, wanted), place.row + 1):  # noqa: B007  # read() reads all three
+        yield tried(read) if wanted is None or number - 1 in wanted else SKIPPED
 
 
-def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tuple[str, dict[str, Content]]]:
+def _rows(
+    path: Path, name: str, columns: Columns, place: Place, numbers: Container[int] | None
+) -> Iterator[tuple[str, dict[str, Content]]]:
     """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
     wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
     number, last, row, most = place.row + 1, "", dict[str, Content](), most_bytes()
@@ -67,7 +71,7 @@ def _rows(path: Path, name: str, columns: Columns, place: Place) -> Iterator[tup
                     yield last, row
                     number, row = number + 1, {}
                 last, extension = key, extension + TWICE * (extension in row)
-                if extension in wanted:
+                if extension in wanted and (numbers is None or number - 1 in numbers):
                     row[extension] = member.read() if member.size <= most else member.size
                 else:
                     row[extension] = None

@@ -107,7 +107,7 @@ class IndexedRows:
 
     def _from(self, part: Path, place: Place, first: int, ascending: list[int]) -> Iterator[Record]:
         """Yield the rows ``ascending`` of what begins at ``place``, which is row ``first``."""
-        rows, end = read_rows(part, self._columns, place), first
+        rows, end = read_rows(part, self._columns, place, frozenset(ascending)), first
         row: Record | RowError | None = None
         for number in ascending:
             while end <= number and not isinstance(row, CutError):

@@ -19,7 +19,7 @@ from distcore_data.formats.csv_rows import record_places
 from distcore_data.formats.frames import Unpacked
 from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
 from distcore_data.formats.opening import BROKEN, COMPRESSED, broken, extension
-from distcore_data.formats.places import EVERY, START, Place
+from distcore_data.formats.places import EVERY, EVERY_OF_TAR, START, Place
 from distcore_data.formats.row_limit import most_bytes
 from distcore_data.formats.tar_rows import row_starts
 
@@ -149,14 +149,15 @@ def _records(file: Path, stream: io.BufferedReader) -> Scan:
 
 
 def _members(file: Path, stream: io.BufferedReader) -> Scan:
-    return _every(Place(row, start) for row, start in enumerate(row_starts(file, stream)))
+    places = (Place(row, start) for row, start in enumerate(row_starts(file, stream)))
+    return _every(places, EVERY_OF_TAR)
 
 
-def _every(places: Iterable[Place]) -> Scan:
+def _every(places: Iterable[Place], every: int = EVERY) -> Scan:
     """Count the rows, and keep some of their places."""
     rows, kept = 0, array("q")
     for rows, place in enumerate(places, 1):  # noqa: B007  # their number is returned
-        if place.row % EVERY == 0:
+        if place.row % every == 0:
             kept.extend(place)
     return rows, _of(kept)
 

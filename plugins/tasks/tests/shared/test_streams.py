@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -156,6 +157,15 @@ def test_a_pass_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert again.train.content == first.train.content
     assert again.bad_rows == first.bad_rows
     assert len(first.bad_rows) == 1
+
+
+def test_another_process_begins_without_rows_in_memory(tmp_path: Path) -> None:
+    rows = prompts(data=str(write(tmp_path / "rows.jsonl", [ROWS["prompts"](n) for n in range(90)]))).train
+    numbers = np.arange(20)
+    batch = rows.batch(numbers)
+    again = pickle.loads(pickle.dumps(rows))
+    assert (len(rows.rows._kept), len(again.rows._kept)) == (20, 0)
+    assert again.batch(numbers)["input_ids"].tolist() == batch["input_ids"].tolist()
 
 
 def test_a_resume_knows_which_rows_are_kept(tmp_path: Path) -> None:

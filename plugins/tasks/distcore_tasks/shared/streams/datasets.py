@@ -39,6 +39,10 @@ class EncodedRows:
         self._values, self._encode = values, encode
         self._kept, self._size = OrderedDict[int, Encoded](), 0
 
+    def __reduce__(self) -> tuple[type[EncodedRows], tuple[NumberedValues[Any], Encode]]:
+        """Let another process begin without rows in memory."""
+        return EncodedRows, (self._values, self._encode)
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self._values)
