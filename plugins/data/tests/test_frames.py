@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import zlib
@@ -138,9 +139,9 @@ def test_damage_is_one_line_as_in_a_read_from_the_start(form: str, damage: str, 
         "cut in a header": whole[:middle] + whole[middle : middle + 7],
         "not one": whole[:middle] + b"garbage at the end",
     }[damage])  # fmt: skip
-    with pytest.raises(DataError, match=r"rows.jsonl.(zst|gz), line \d+: cannot be read: [^\n]+$"):
+    with pytest.raises(DataError, match=r"rows.jsonl.(zst|gz), line \d+: cannot be read: [^\n]+$") as error:
         list(read_records(source, COLUMNS))
-    with pytest.raises(DataError, match=r"rows.jsonl.(zst|gz): cannot be read: [^\n]+$"):
+    with pytest.raises(DataError, match=f"^{re.escape(str(error.value))}$"):
         IndexedRows(source, COLUMNS)
 
 

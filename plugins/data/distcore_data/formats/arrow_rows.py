@@ -199,7 +199,8 @@ def arrow_records(name: str, content: Any, columns: Columns, start: int, first: 
     for batch in _batches(reader, first):
         for begin in range(0, batch.num_rows, DECODED_ROWS):
             some = batch.slice(begin, DECODED_ROWS)
-            yield from _records(name, start, [some.column(place) for place in places], tops, columns, classes)
+            arrays = [some.column(place) for place in places]
+            yield from _records(name, start, arrays, tops, columns, classes) if columns else [()] * some.num_rows
             start += some.num_rows
 
 

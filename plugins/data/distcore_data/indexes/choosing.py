@@ -17,9 +17,9 @@ def choose_rows(source: Source, columns: Columns) -> ChosenRows:
     Reads all of them once; inside ``skipping`` bad rows are passed over. Raises DataError.
     """
     if not isinstance(source, Filtered):
-        rows = IndexedRows(source, columns)
+        rows = IndexedRows(source, columns, whole=False)
         return ChosenRows.of(len(rows), (number for number, _ in rows.readable()))
-    filtered, rows = source, IndexedRows(source.source, {**columns, FILTER: source.column})
+    filtered, rows = source, IndexedRows(source.source, {**columns, FILTER: source.column}, whole=False)
 
     def kept() -> Iterator[int]:
         return (number for number, (*_, value) in rows.readable() if filtered.keeps(value))

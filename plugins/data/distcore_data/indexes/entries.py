@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 from distcore import DataError
 from distcore_data.cache import cache_root
 from distcore_data.fetching import is_copy
+from distcore_data.formats import read_rows
+from distcore_data.formats.columns import CutError, RowError
 from distcore_data.formats.opening import unreadable
 from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
@@ -44,6 +46,8 @@ class FileIndex:
     """Bytes of the file."""
     places: np.ndarray
     """Some places, ascending, int64 ``(places, fields of Place)``."""
+    cut: str = ""
+    """The error with which its rows end, after which no other ones can be read."""
 
 
 def index_folder() -> Path:
@@ -63,7 +67,8 @@ def known_index(file: Path) -> FileIndex | None:
         fresh = facts["state"] == state and facts["made"] - max(state[TIMES]) > SETTLED
         if not fresh or facts["sum"] != zlib.crc32(places.data):
             return None
-        return FileIndex(facts["digest"], facts["rows"], facts["size"], places.view("<i8").reshape(-1, len(START)))
+        fields = places.view("<i8").reshape(-1, len(START))
+        return FileIndex(facts["digest"], facts["rows"], facts["size"], fields, facts.get("cut", ""))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -81,8 +86,7 @@ def _parted(entry: Path) -> tuple[dict[str, Any], np.ndarray]:
 def _made(file: Path) -> FileIndex:
     try:
         before, made = _state(file), time.time_ns()
-        digest, rows, places = scanned(file)
-        index = FileIndex(digest, rows, file.stat().st_size, places)
+        index = _scanned(file)
         if _state(file) != before:
             raise DataError(f"data file {file}: changed while it was read")
     except OSError as error:
@@ -95,10 +99,28 @@ def _made(file: Path) -> FileIndex:
     return index
 
 
+def _scanned(file: Path) -> FileIndex:
+    """Return the index of a file, of a damaged one that of the rows before the damage. Raises DataError or OSError."""
+    size = file.stat().st_size
+    try:
+        digest, rows, places = scanned(file)
+    except RowError:
+        rows, cut = 0, None
+        for row in read_rows(file, {}):
+            cut = row if isinstance(row, CutError) else None
+            rows += 0 if cut else row.rows if isinstance(row, RowError) else 1
+        if cut is None:  # the damage is no end
+            raise
+        with file.open("rb") as opened:
+            return FileIndex(file_digest(opened, "sha256").hexdigest(), rows, size, np.array([START]), str(cut))
+    return FileIndex(digest, rows, size, places)
+
+
 def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
     """Write a draft and rename it, so that a kill leaves a whole entry or none."""
     places = np.ascontiguousarray(index.places, "<i8").ravel().view(np.uint8).data
     facts = {"state": state, "made": made, "digest": index.digest, "rows": index.rows, "size": index.size}
+    facts |= {"cut": index.cut} if index.cut else {}
     head = json.dumps(facts | {"sum": zlib.crc32(places)}).encode()
     entry.parent.mkdir(parents=True, exist_ok=True)
     draft = entry.with_name(f".{entry.name}-{os.getpid()}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,20 +29,26 @@ class IndexedRows:
     those before it in its row group or batch, one of a compressed file with its zstd frame or gzip member up to it.
     """
 
-    def __init__(self, source: Path | Split, columns: Columns) -> None:
-        """Open the index, and make what is missing. ``columns`` as for ``read_records``. Raises DataError."""
+    def __init__(self, source: Path | Split, columns: Columns, *, whole: bool = True) -> None:
+        """Open the index, and make what is missing. ``columns`` as for ``read_records``. Raises DataError.
+
+        If not ``whole``, the rows of a file that is cut are those before its end.
+        """
         check_source(source)
-        self._source, self._columns, self._parts = source, columns, source_parts(source)
+        self._source, self._columns, self._whole = source, columns, whole
+        self._parts = source_parts(source)
         files = [part for part in self._parts if not part.is_dir()]
         known = dict(zip(files, index_files(files)[0], strict=True))
+        if cut := next((part for part in files if whole and known[part].cut), None):
+            raise of_remote(DataError(known[cut].cut), cut)
         self._places = [known[part].places if part in known else _of_folder(part) for part in self._parts]
         counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
         self._ends = np.cumsum([0, *counts])
         self._shards = {part: [file for file, _ in parts_of(part)] for part in self._parts if part.is_dir()}
 
-    def __reduce__(self) -> tuple[type[IndexedRows], tuple[Path | Split, Columns]]:
+    def __reduce__(self) -> tuple[Any, tuple[Path | Split, Columns]]:
         """Let another process open the index itself: it maps the same file, and knows the copies of remote files."""
-        return IndexedRows, (self._source, self._columns)
+        return partial(IndexedRows, whole=self._whole), (self._source, self._columns)
 
     def __len__(self) -> int:
         """Return the number of rows, with those that cannot be read."""

@@ -80,7 +80,7 @@ class NumberedValues(Generic[T]):
 
     def bounds(self, sources: Iterable[Path]) -> list[int]:
         """Return the first value of each source of a mixture, and the end of the last."""
-        ends = np.cumsum([0, *(len(IndexedRows(source, {})) for source in sources)]).tolist()
+        ends = np.cumsum([0, *(len(IndexedRows(source, {}, whole=False)) for source in sources)]).tolist()
         return ends if self.chosen is None else list(map(self.chosen.before, ends))
 
 
@@ -90,14 +90,14 @@ def choose_values(source: Source, columns: dict[str, str], check: Check[T], most
     Raises DataError.
     """
     chosen = choose_rows(source, columns) if most_bad_rows or isinstance(source, Filtered) else None
-    return replace(_opened(source, columns, check), chosen=chosen)
+    return _opened(source, columns, check, chosen)
 
 
 def open_values(source: Source, columns: dict[str, str], check: Check[T], folder: Path) -> NumberedValues[T]:
     """Return values that ``save_values`` saved to ``folder``."""
     file = folder / CHOSEN
     chosen = ChosenRows(np.load(file, allow_pickle=False)) if file.is_file() else None
-    return replace(_opened(source, columns, check), chosen=chosen)
+    return _opened(source, columns, check, chosen)
 
 
 def save_values(values: NumberedValues[T], folder: Path) -> None:
@@ -107,9 +107,9 @@ def save_values(values: NumberedValues[T], folder: Path) -> None:
         np.save(folder / CHOSEN, values.chosen.bits)
 
 
-def _opened(source: Source, columns: dict[str, str], check: Check[T]) -> NumberedValues[T]:
-    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, columns)
-    return NumberedValues(source_name(source), rows, check)
+def _opened(source: Source, columns: dict[str, str], check: Check[T], chosen: ChosenRows | None) -> NumberedValues[T]:
+    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, columns, whole=chosen is None)
+    return NumberedValues(source_name(source), rows, check, chosen)
 
 
 def split_values(values: NumberedValues[T], fraction: float, seed: int) -> tuple[NumberedValues[T], np.ndarray]:
