@@ -131,7 +131,6 @@ def _print_uncaught(kind: type[BaseException], error: BaseException, traceback: 
 
 
 def _with_keys(message: str) -> str:
-    """Return a message with keys in place of the flags outside of commands: ``lr=0.1`` for ``--lr 0.1``."""
 
     def key(flag: re.Match[str]) -> str:
         name, value = (flag["name"] or "").replace("-", "_"), flag["value"]
@@ -161,7 +160,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _is_slip(word: str, name: str) -> bool:
-    """Return True if ``word`` is ``name`` but for one wrong letter, or two neighbors that have changed places."""
     wrong = [at for at, (typed, meant) in enumerate(zip(word, name, strict=False)) if typed != meant]
     if len(word) != len(name) or word.isdecimal() or not wrong or len(wrong) > 2:
         return False

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from distcore.errors import StrategyError, nearest, raised_at
+from distcore.errors import StrategyError, nearest, raised_at, refuse_exit
 
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
@@ -167,7 +167,8 @@ def _module_of(file: Path, changed: int) -> ModuleType:
         sys.path.append(str(file.parent))  # last, so that it hides nothing
     _importing.append(file)
     try:
-        spec.loader.exec_module(module)
+        with refuse_exit():
+            spec.loader.exec_module(module)
     finally:
         _importing.remove(file)
     return module

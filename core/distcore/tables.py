@@ -89,7 +89,6 @@ def _width(cell: Cell) -> int:
 
 
 def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Yield the columns of each block, as many as fit into ``room`` characters; the first column is in every block."""
     block, used = [0], widths[0]
     for index, width in enumerate(widths[1:], 1):
         if len(block) > 1 and used + GAP + width > room:

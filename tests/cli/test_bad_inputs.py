@@ -142,6 +142,9 @@ VALUES = {
         r" 4 --global-batch-size 64 or: .* --nproc 16 --micro-batch-size 2$"
     ),
     "--lr 0": r"lr = 0.0: must be greater than 0",
+    "--set lr=yes": r"lr = True: expected neither true nor false \(yes, no, on and off .*",
+    "--set save_every=on": r"save_every = True: expected neither true nor false",
+    "--set task_options.max_seq_len=yes": r"max_seq_len = True: expected neither true nor false",
     "--lr -1": r"lr = -1.0: must be greater than 0",
     "--lr fast": r"--lr 'fast': expected a valid number or 'auto'",
     "--lr nan": r"--lr 'nan': .*finite",

@@ -200,6 +200,14 @@ class Detached(PerBatch):
         return torch.zeros(len(batch["labels"]))
 
 
+class Misses(Short):
+    """A row is missing in training alone."""
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        losses = super().row_loss(model, batch)
+        return losses[:-1] if torch.is_grad_enabled() else losses
+
+
 class NoDict(Reports):
     answer = 0.5
 
@@ -283,6 +291,7 @@ class Streams(Problem):
         (NoReport(), "task NoReport: has outputs but no report()"),
         (PerBatch(), "task PerBatch: row_loss() returned a tensor of shape (); expected one loss per row"),
         (Detached(), "task Detached: row_loss() returned losses without a gradient"),
+        (Misses(), "task Misses: row_loss() returned 3 losses for 4 rows"),
         (NoDict(), "report() returned float; expected a dict of metrics"),
         (NoJSON(), "report() as 'matrix' returned Tensor; expected a JSON value"),
         (Undeclared(), "the report lacks 'f1', which `metrics` declares; it has ['loss']"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -97,6 +98,48 @@ def test_a_task_that_exits_is_not_a_run_that_is_complete(
     (line,) = capsys.readouterr().err.splitlines()
     place = f"points.py:{line_number(leaving, '.exit(')}"
     assert line == f"error: the task's code, or a library, called sys.exit({code or None}); raised at {place}"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise SystemExit(0)", r"does not import: .* called sys.exit\(0\); raised at points.py:1"),
+        ("__import__('argparse').ArgumentParser().parse_args(['a'])", r"called sys.exit\(2\); raised at points.py:1"),
+    ],
+)
+def test_a_file_that_exits_as_it_is_imported(code: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("points.py").write_text(f"{code}\n{TASK}")
+    assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
+    assert re.search(says, capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "__import__('os').chdir('..')",
+            r"task Points: its code changed the folder to \S+ \(os.chdir\); paths are of \S+",
+        ),
+        ("return [[1, None]] * 2", "rows of int, NoneType make no batch (.*); write collate"),
+        ("return [[torch.ones(1), torch.ones(2)]] * 2", r"rows of \(1,\), \(2,\) make no batch .*; write collate"),
+    ],
+)
+def test_what_a_task_does_to_its_rows(code: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    here = Path.cwd()
+    Path("points.py").write_text(TASK.replace("        rows = torch", f"        {code}\n        rows = torch", 1))
+    try:
+        assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
+    finally:
+        os.chdir(here)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(says, line)
+
+
+def test_rows_of_a_file_for_a_task_that_makes_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("points.py").write_text(TASK.replace(".reshape(7)", ""))
+    assert main([*JOB.split(), "--task", "points.py:Points"]) == 0
+    assert main(["eval", "run", "--data", "rows.csv"]) == 2
+    assert "--data rows.csv: the task of this run makes its own rows" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.ranks

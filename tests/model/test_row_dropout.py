@@ -187,6 +187,7 @@ class DrawsNoise(nn.Module):
     [
         (nn.Dropout(0.5), (4, 3, 8), ""),
         (nn.Dropout(0.5), (8, 8), "dropout of shape (8, 8), whose rows are not known"),
+        (nn.Dropout(0.5), (3, 8), "dropout of shape (3, 8), whose rows are not known (several share a sequence)"),
         *(
             (nn.Sequential(nn.Dropout(0.5), DrawsNoise(draw)), (4, 8), "random numbers that the model draws itself")
             for draw in (lambda: torch.randn(8), lambda: float(np.random.rand()), random.random)
@@ -201,7 +202,7 @@ def test_what_is_not_by_row_is_named_once(
             with forward_of(ROWS):
                 module(torch.ones(shape))
     assert [record.getMessage() for record in caplog.records] == (
-        [f"dropout_masks: not by row: {says}; results depend on ranks and micro-batches"] if says else []
+        [f"dropout_masks: results depend on ranks and micro-batches, not by row: {says}"] if says else []
     )
 
 

@@ -60,7 +60,6 @@ def _best(target: Path, every: list[Path], judged: Judgment | None) -> tuple[Pat
 
 
 def _beside_the_best(path: Path, every: list[Path], judged: Judgment | None) -> str:
-    """Return words for whether ``path`` is the best checkpoint, and which one is; empty without a best one."""
     if judged is None or _name(judged[0]) not in {other.name for other in every}:
         return ""
     step, metric, _ = judged

@@ -71,7 +71,6 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def _blocks(column: Column) -> Iterator[memoryview]:
-    """The values of a column, some at a time, in one byte order, so that all machines agree."""
     for start in range(0, len(column), BLOCK):
         rows = np.arange(start, min(start + BLOCK, len(column)))
         yield np.ascontiguousarray(column[rows], dtype="<i8").data

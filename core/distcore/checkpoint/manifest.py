@@ -202,7 +202,6 @@ def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
 
 
 def _whole(first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes: dict[Region, BoxEntry]) -> TensorEntry:
-    """One tensor from its parts, in order; boxes as a grid where they make one."""
     in_order = [box for _, box in sorted(boxes.items())]
     grid = grid_of(in_order, first.shape) if in_order else None
     kept = None if grid or not in_order else in_order

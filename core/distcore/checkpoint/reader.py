@@ -111,7 +111,6 @@ class Checkpoint:
         self._verify_headers(sorted(self.manifest.files)[rank::size])
 
     def _verify_headers(self, names: Sequence[str]) -> None:
-        """Compare the headers of these safetensors files with the manifest, without reading tensors."""
         wanted: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in names if name != STATE}
         for name, entry in self.manifest.tensors.items():
             parts = [(piece.file, piece.key, piece.count) for piece in entry.pieces]
@@ -149,7 +148,6 @@ class Checkpoint:
             raise DamagedError(f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest")
 
     def _read_overlap(self, entry: TensorEntry, piece: PieceEntry, start: int, count: int) -> Tensor:
-        """Return a copy of those elements of ``piece`` that lie between ``start`` and ``start + count``."""
         try:
             values: Tensor = self._file(piece.file).get_tensor(piece.key)
         except (OSError, SafetensorError) as error:

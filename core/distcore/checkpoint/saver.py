@@ -102,7 +102,6 @@ class Saver:
             file.close()
 
     def _agreed_states(self) -> dict[str, object]:
-        """Return the listeners' states; raises AgreementError if a rank's state differs from the main rank's."""
         if states := self._hooks.states():
             check_agreed(self._run, self._hooks, **{f"state() of {name}": state for name, state in states.items()})
         return states

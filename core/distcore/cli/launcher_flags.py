@@ -122,7 +122,6 @@ def _here(config: RunConfig, flags: str) -> Here:
 
 
 def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    """Return the chosen machines of the hostfile, or this machine if its slots are chosen; otherwise ``None``."""
     from distcore.launchers import Host
     from distcore.launchers.hosts import choose, read_hostfile
 

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import shlex
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _with_commands(error, given) if isinstance(error, ConfigError) else str(error)
         return _fail(_with_flags(" ".join(message.split()), given), error.exit_code)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a key that is held would interrupt the end
         print("interrupted; nothing was saved" if "train" in given else "interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file

@@ -22,7 +22,7 @@ Description = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show the options of this one, or of file.py:Class")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show the options of this one")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 

@@ -48,7 +48,6 @@ def named_task(argv: Sequence[str]) -> str:
 
 
 def _task_of_file(word: str) -> str | None:
-    """Return the task that a config file names. Errors of the file are raised later, when the config is loaded."""
     try:
         with Path(word).open(encoding="utf-8") as file:
             text = file.read(2**20)  # a word may also name data, of any size

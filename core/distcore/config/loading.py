@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from distcore.config.keys import with_new_names
-from distcore.config.schema import RunConfig
+from distcore.config.schema import Optimizer, RunConfig
 from distcore.config.short_keys import full_key, option_names, with_task_options
 from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
@@ -67,6 +67,9 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     changes = with_new_names(changes)
     task = str(changes.get("task") or tree.get("task", "auto"))
     tree = with_task_options(tree, keys, task, source)
+    optimizer, other = tree.get("optimizer"), changes.get("optimizer.name")
+    if isinstance(optimizer, dict) and other not in (None, optimizer.get("name")):  # options of the one before
+        tree["optimizer"] = {key: value for key, value in optimizer.items() if key in Optimizer.model_fields}
     others = any(dotted.partition(".")[0] not in keys for dotted in changes)
     options = option_names(task) if others else ()
     for dotted, value in changes.items():
@@ -122,7 +125,6 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _split(dotted: str) -> list[str]:
-    """Cut a dotted key at its dots, but not inside the ``path/to/file.py:Class`` of an extension."""
     if own := re.fullmatch(r"extensions\.(.+\.py:\w+)(?:\.(\w+))?", dotted):
         return ["extensions", *filter(None, own.groups())]
     return dotted.split(".")

@@ -52,6 +52,13 @@ class _Tree(BaseModel):
         finally:
             _OUTERMOST.reset(token)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, given: object, info: ValidationInfo) -> object:
+        if isinstance(given, bool) and "bool" not in str(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("expected neither true nor false (yes, no, on and off without quotes are those, too)")
+        return given
+
 
 class GroupRule(_Tree):
     """Parameters that the optimizer steps with settings of their own."""

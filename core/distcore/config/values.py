@@ -42,7 +42,6 @@ def parse_values(text: str) -> list[Any]:
 
 
 def _number_if(value: Any) -> Any:
-    """Return a text that is a number as one: YAML 1.1 takes 1e-4 for a text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

@@ -82,7 +82,6 @@ def drop_leftover_group() -> None:
 
 
 def _is_own() -> bool:
-    """Return True if distcore made the default process group. A group of the program is not destroyed."""
     return dist.group.WORLD is not None and dist.group.WORLD.group_desc == OWN
 
 
@@ -97,7 +96,6 @@ def _world(rank_info: RankInfo, device: torch.device) -> World:
 
 
 def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) -> World:
-    """Return the world of the group that is there; raises StrategyError if this run cannot use it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (rank_info.rank, rank_info.size):
         raise StrategyError(

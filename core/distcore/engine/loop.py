@@ -29,7 +29,7 @@ from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLos
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import counts_of
-from distcore.plugin.task.losses import Loss, terms
+from distcore.plugin.task.losses import Loss, SumOfRows, terms
 from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Batch, Dataset, Task
 
@@ -133,6 +133,8 @@ def scaled_loss(
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
+        if isinstance(task_loss, SumOfRows):
+            task_loss.rows = len(micro.indices)
         if masks:
             masks.begin_rows(micro.indices, run.world.device, batch)
         with autocast:

@@ -102,13 +102,11 @@ def _with_facts(run: Run, facts: PaddingFree) -> Run:
 
 
 def _select_logits(run: Run, task: BoundTask, data: Datasets) -> Datasets:
-    """Let the model compute logits at targets only, if the task can; return datasets that mark the targets."""
     can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # it needs whole outputs of layers
     return task.select_logits(run.module, data) if can else data
 
 
 def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
-    """Return rows of the first step, from the shortest to the longest, that fit into one micro-batch when padded."""
     rows = training_plan(config, dataset).rows(0, 0)
     lengths = read(dataset.lengths, rows)
     rows = rows[np.argsort(lengths, kind="stable")]
@@ -120,7 +118,6 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 
 @torch.no_grad()
 def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
-    """Return the losses of ``rows`` without dropout, fp32 ``(n,)``, or their sum ``(1,)`` if the task returns that."""
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     run.model.eval()
     with autocast_for(run.config, run.capabilities, run.world):
@@ -130,7 +127,6 @@ def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -
 
 
 def _difference(expected: Tensor, actual: Tensor) -> float:
-    """Return the largest difference of row losses relative to their mean; infinity for different shapes."""
     if expected.shape != actual.shape:
         return float("inf")
     scale = expected.abs().mean().item()

@@ -81,7 +81,6 @@ def train_whole_batch(
 def _gradients(
     run: Run, hooks: Hooks, task: BoundTask, embedded: list[dict[str, Tensor]], micros: list[tuple[MicroBatch, Batch]]
 ) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
-    """Return the place of each micro-batch's rows among all rows, the gradients of all embeddings, and the loss."""
     mine = {name: torch.cat([each[name].detach() for each in embedded]) for name in embedded[0]}
     # A number for each row of the step, since a mixture may have a row twice.
     first = run.world.shard << 32

@@ -86,7 +86,6 @@ class ProgressLine:
         self._live = self._console = self._cell = None
 
     def _row(self, run: Run, record: dict[str, float], width: int) -> Table:
-        """Return the live line: bar and text where both fit into ``width`` characters, else as much of the text."""
         text = describe(run, record, width)
         room = min(self.bar_width, width - len(text) - 1)
         row = Table.grid(padding=(0, 1))

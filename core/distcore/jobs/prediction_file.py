@@ -76,7 +76,6 @@ class PredictionFile:
             self._lock.close()
 
     def _other_fact(self) -> str | None:
-        """Return the name of the first fact that differs in the part; ``None`` if all are equal."""
         try:
             recorded = json.loads(self._about.read_text(encoding="utf-8"))
             return next((name for name, value in self.facts.items() if recorded.get(name) != value), None)

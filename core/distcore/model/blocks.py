@@ -104,7 +104,6 @@ def depths_from_top(model: nn.Module) -> dict[str, int]:
 
 
 def _numbered(model: nn.Module) -> list[list[str]]:
-    """Return the paths of numbered children, one list per parent, if at least two are of one class with submodules."""
     stacks: list[list[str]] = []
     for path, container in model.named_modules():
         if any(inside(path, block) for stack in stacks for block in stack):

@@ -118,7 +118,6 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
 
 
 def _check_targets(lora: LoRA, module: nn.Module) -> None:
-    """Raise ConfigError for a pattern or a suffix of a name that matches no layer of the model."""
     names = [name for name, _ in module.named_modules()]
     if isinstance(lora.targets, str):
         if lora.targets != ALL_LINEAR and not any(re.fullmatch(lora.targets, name) for name in names):
@@ -208,7 +207,6 @@ def _initialize(module: nn.Module, seed: int) -> None:
 
 
 def _names_before(module: nn.Module, before: Mapping[int, str]) -> dict[str, str]:
-    """Return the names that ``adapt`` promises; ``before`` has the old names by the identity of the parameters."""
     now = dict(module.named_parameters())
     names = {name: before[id(parameter)] for name, parameter in now.items() if id(parameter) in before}
     for path, copy, original in fully_trained_in(module):

@@ -64,7 +64,6 @@ def digest_of_files(folder: Path) -> str:
 
 
 def _digest_of_recipe(module: Any, seed: int) -> str:
-    """Return a digest of the model's class, its config or shapes, and the seed, which determine random weights."""
     tree = {name: [str(value.dtype), *value.shape] for name, value in module.named_parameters()}
     if hasattr(module, "config"):
         tree = {k: value for k, value in module.config.to_dict().items() if not any(w in k for w in NOT_THE_WEIGHTS)}

@@ -49,7 +49,6 @@ def parameter_groups(
 
 
 def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> dict[str, GroupRule]:
-    """The first of ``optimizer.groups`` whose pattern is found, by parameter name."""
     rules: dict[str, GroupRule] = {}
     for index, group in enumerate(config.optimizer.groups):
         where = f"optimizer.groups.{index}"

@@ -82,7 +82,7 @@ class RowMasks:
         if not is_torchs or self._others_before != _other_generators():
             self.outside = self.outside or "random numbers that the model draws itself"
         if self.outside:
-            log.info("dropout_masks: not by row: %s; results depend on ranks and micro-batches", self.outside)
+            log.info("dropout_masks: results depend on ranks and micro-batches, not by row: %s", self.outside)
 
     def set_places(self, rows: Tensor, places: Tensor) -> None:
         """Say where the tokens of a joined sequence come from, until the next call with as many tokens."""
@@ -127,7 +127,8 @@ class RowMasks:
             return None
         hashed = self._hashes(rows, spans[:-1], number, places)
         if hashed is None:
-            self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
+            shared = " (several share a sequence)" if shape[0] < len(self._rows) else ""
+            self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known{shared}"
             return None
         windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
         begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes

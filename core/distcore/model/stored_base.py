@@ -50,7 +50,6 @@ def _why_not(config: RunConfig, module: Any, folder: Path | None, dtypes: set[st
 
 
 def _dtypes_in(folder: Path) -> set[str]:
-    """Return the dtypes of the weights in the safetensors files of ``folder``, by the format's names."""
     from safetensors import safe_open
 
     dtypes = set()

@@ -64,6 +64,10 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
         raise StrategyError(f"{kind} {name!r}: unknown option {option!r}{nearest(option, known)} (options: {listed})")
     if not dataclasses.is_dataclass(cls):
         return cls()
+    if wrong := next((name for name in options if _is_bool_for_another(cls, name, options[name])), None):
+        raise StrategyError(
+            f"{kind} {name!r}: {wrong} = {options[wrong]!r}: expected neither true nor false (yes, on …)"
+        )
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
@@ -103,12 +107,21 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
             yield from _unknown(inner, value, f"{above}{name}.")
 
 
+def _is_bool_for_another(cls: type[object], name: str, value: object) -> bool:
+    wanted = str(_types(cls).get(name, bool))
+    return isinstance(value, bool) and not any(word in wanted for word in ("bool", "Any", "object"))
+
+
 def _dataclasses_in(cls: type[object]) -> dict[str, type[object]]:
+    types = _types(cls).items()
+    return {name: it for name, it in types if isinstance(it, type) and dataclasses.is_dataclass(it)}
+
+
+def _types(cls: type[object]) -> dict[str, Any]:
     try:
-        types = get_type_hints(cls)
+        return get_type_hints(cls)
     except (NameError, TypeError):  # a type that is imported for type checkers only
         return {}
-    return {name: it for name, it in types.items() if isinstance(it, type) and dataclasses.is_dataclass(it)}
 
 
 def field_docs(cls: type[object]) -> dict[str, str]:

@@ -52,7 +52,6 @@ def choose_form(config: RunConfig, declared: Capabilities, task: Task, data: Dat
 def _is_padded(
     asked: str, config: RunConfig, declared: Capabilities, task: BoundTask, data: Datasets
 ) -> tuple[bool, str]:
-    """Return True if rows are padded, and the reason if the user left it open; raises ConfigError."""
     if asked == "off":
         return True, ""
     reason = why_not(config, declared, task)
@@ -116,7 +115,6 @@ def set_form(config: RunConfig, task: Task, module: nn.Module) -> None:
 
 
 def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
-    """Estimate the cost of the first steps for data shard 0, in tokens, with the model that cuts micro-batches."""
     if not len(dataset):
         return 0
     plan, cost = training_plan(config, dataset), 0.0

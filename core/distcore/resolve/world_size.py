@@ -64,7 +64,6 @@ def check_micro_batch_size(config: RunConfig, shards: int) -> None:
 
 
 def _remedies(whole: int, micro: int, shards: int, each: int) -> list[dict[str, int]]:
-    """Return the flags, with values, that each divide the rows of a step; the two that change least of a command."""
     unit = shards * micro
     multiples = [size for size in (whole // unit * unit, (whole // unit + 1) * unit) if size]
     remedies = [{"--global-batch-size": _nearest(whole, multiples)}]

@@ -89,7 +89,6 @@ def _is_law(item: Any) -> bool:
 
 
 def _key(item: Any) -> tuple[object, ...]:
-    """Return the key of tests that are measured together; marks and fixtures may decide if a class runs."""
     marks = sorted(repr(mark) for mark in item.iter_markers() if mark.name != "parametrize")
     tested = item.cls
     group = tested if tested.alone else None

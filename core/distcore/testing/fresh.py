@@ -80,7 +80,6 @@ def _after_a_step(config: RunConfig, folder: Path) -> list[str]:
 
 
 def _needs(names: list[str]) -> set[str]:
-    """These distributions and all that they require, directly or not, as far as it is installed."""
     needed: set[str] = set()
     while names:
         name = names.pop()

@@ -111,7 +111,6 @@ def _serve_case(
 
 
 def _hooks(subject: Subject, trace: Trace) -> Hooks:
-    """Return hooks on a new object of the strategy, so that cases do not share its state."""
     strategy = subject.strategy()
     return Hooks(strategy.name, strategy.plugin, {"trace": trace.extension()})
 

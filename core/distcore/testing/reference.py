@@ -166,7 +166,6 @@ def _clip(optimizer: torch.optim.Optimizer, config: RunConfig) -> float:
 
 
 def _rate(config: RunConfig, step: int) -> float:
-    """Return the learning rate as a part of the peak rate: constant, or linear warm-up and linear decay to zero."""
     if config.schedule.name == "constant":
         return 1.0
     warmup, total = int(config.schedule.warmup_steps), int(config.max_steps or 0)

@@ -130,7 +130,6 @@ class _Work:
         return [self.findings[number, case] for case in range(len(self.subjects[number].cases))]
 
     def _plan(self, number: int, subject: Subject) -> None:
-        """Skip exempt cases; measure cases that start processes here; leave the others to the ranks."""
         exempt = subject.strategy().capabilities.exempt
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)

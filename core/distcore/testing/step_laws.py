@@ -60,7 +60,6 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
 
 
 def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = False) -> tuple[checkpoint.Tensors, str]:
-    """Return tensors of a checkpoint and states after ``STEPS`` steps; ``cut``: in two runs. Needs ``method``."""
     heard = lab.task.listener().values()
     needs(lab.task.has(method) or any(hasattr(each, method) for each in heard), f"the task has no {method}()")
     changes: dict[str, Any] = {

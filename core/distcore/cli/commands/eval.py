@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distcore.cli import waiting
 from distcore.cli.flags import add_ranks, changes_of
-from distcore.errors import DataError
+from distcore.errors import ConfigError, DataError
 
 SUMMARY = "evaluate a checkpoint, under any strategy"
 
@@ -29,6 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     changes = changes_of(arguments) | ({"test_data": arguments.data} if arguments.data else {})
     try:
         evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json, arguments.step, arguments.best)
+    except ConfigError as error:
+        if not arguments.data or "unknown key 'test_data'" not in str(error):
+            raise
+        raise ConfigError(f"--data {arguments.data}: the task of this run makes its own rows, and reads none") from None
     except DataError as error:  # a column that is named anew would be missing from the training rows instead
         remedy = "all files of a run have the same columns; rows without labels: distcore predict"
         raise DataError(re.sub(r"name it with --set \S+=NAME", remedy, str(error))) from None

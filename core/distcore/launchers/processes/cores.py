@@ -40,7 +40,6 @@ def cgroup_quota(root: Path = Path("/")) -> float:
 
 
 def _cores(quota: str, period: str) -> float:
-    """Return the cores of a quota in microseconds of computing per period; ``max`` and -1 mean no limit."""
     return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 

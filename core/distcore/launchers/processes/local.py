@@ -174,7 +174,6 @@ def _start_ranks(job: _Launch, port: int) -> PContext:
 
 
 def _wait(job: _Launch, ranks: PContext) -> list[Any]:
-    """Return the results in rank order, or raise the error of the rank that caused the failure."""
     pids = ranks.pids()
     deadline = job.deadline
     passed_on = False
@@ -235,7 +234,6 @@ def _wait_for_survivors(job: _Launch, pids: dict[int, int], dead: dict[int, int]
 
 
 def _failures(job: _Launch, dead: dict[int, int]) -> list[Failure]:
-    """Return the recorded failures of ranks, and the exit codes of dead ranks without a record."""
     recorded = read_failures(job.records)
     silent = [_failure_from_exit_code(job, rank, code) for rank, code in dead.items() if rank not in recorded]
     return [*recorded.values(), *silent]

@@ -98,7 +98,6 @@ class BatchPlan:
         return _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
 
     def _rounds(self, epoch: int, step: int, shards: int) -> int | None:
-        """Return the number of micro-batches per shard in a step; ``None`` if it follows from the cut by tokens."""
         size, cut = self.size(step), self.by_tokens
         if cut is None:
             return -(-size // (self.micro_batch * shards))
@@ -182,12 +181,10 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
 
 
 def _rows(config: RunConfig, unbounded: int) -> int:
-    """Return the largest number of rows in a micro-batch; ``unbounded`` if tokens alone bound it."""
     return unbounded if config.micro_batch_size == "auto" else config.micro_batch_size
 
 
 def _group_of(shard: int, shards: int) -> range:
-    """Return the shards of the group of ``shard``. Groups have at most ``GROUP`` shards, and differ by at most 1."""
     if shards <= GROUP:
         return range(shards)
     groups = -(-shards // GROUP)
@@ -196,7 +193,6 @@ def _group_of(shard: int, shards: int) -> range:
 
 
 def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
-    """Return the rows at these positions of the epoch's order, all of one global batch; int64."""
     match plan.order:
         case "sequential":
             return np.arange(start, stop)
@@ -219,7 +215,6 @@ def _shuffled(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)  # asked for in every step; training goes through one epoch after another
 def _stored(plan: BatchPlan, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return all rows in random order, int64, shape ``(rows,)``, and a random order of each window's batches."""
     rows = len(plan.lengths)
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([plan.seed, epoch])))
     order = random.permutation(rows)
@@ -249,7 +244,6 @@ def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
 
 
 def _drawn(plan: BatchPlan, epoch: int, number: int, count: int) -> np.ndarray:
-    """Return the random order of the ``count`` batches of a window, int64, shape ``(count,)``."""
     if order_kind(len(plan.lengths)) == "permutation":
         return _stored(plan, epoch)[1][number]
     seed = np.random.SeedSequence([plan.seed, epoch], spawn_key=(number,))

@@ -32,7 +32,6 @@ def options_in_argument(config: RunConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _named(asked: str, text: str) -> dict[str, Any]:
-    """Return the options of ``OPTION=VALUE,OPTION=VALUE``; their values are checked where they are used."""
     options: dict[str, Any] = {}
     for part in text.split(","):
         option, equals, value = part.strip().partition("=")

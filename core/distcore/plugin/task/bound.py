@@ -47,7 +47,10 @@ class BoundTask(TaskLosses):
             other = "phases" if self.has("phases") else "batch_loss"
             raise TaskError(f"task {self.name}: has both train_step() and {other}(); make the steps in one of them")
         self._check_evaluates()
+        here = Path.cwd()
         data = self.task.prepare(config)
+        if (there := Path.cwd()) != here:
+            raise TaskError(f"task {self.name}: its code changed the folder to {there} (os.chdir); paths are of {here}")
         if not isinstance(data, Datasets):
             raise TaskError(f"task: prepare() returned {type(data).__name__}; expected distcore.Datasets")
         for name in ("train", "evaluation", "test"):
@@ -263,7 +266,8 @@ class BoundTask(TaskLosses):
 
     def _outputs(self) -> tuple[str, Callable[[nn.Module, Batch], object]] | None:
         if self.has("outputs"):
-            return self.written_as("outputs", "row_metrics"), self._own["outputs"]
+            written = self.written_as("outputs", "row_metrics")
+            return "row_loss() or row_metrics" if written == "row_metrics" else written, self._own["outputs"]
         if not self._evaluates_its_loss:
             return None
         return "row_loss", lambda model, batch: {"loss": self._row_loss(model, batch)}

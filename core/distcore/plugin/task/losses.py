@@ -25,6 +25,20 @@ def _unlogged(name: str, value: Tensor | float, weight: Tensor | float = 1.0) ->
     """Log nothing."""
 
 
+class SumOfRows:
+    """The loss of a task that has one of each row; ``rows``: how many the batch has, if known: none may be missing."""
+
+    def __init__(self, row_loss: Callable[..., Losses], log: Log) -> None:
+        self._row_loss, self._logging = row_loss, _logging(row_loss, log)
+        self.rows: int | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Losses:
+        """Return the sum of the losses, and of each additional term."""
+        losses, others = terms(self._logging(model, batch))
+        checked = partial(checked_losses, row_loss=self._row_loss, rows=self.rows)
+        return checked(losses).sum(), {name: checked(term).sum() for name, term in others.items()}
+
+
 class TaskLosses(LookedUp):
     """A task with its losses; results are checked."""
 
@@ -66,14 +80,7 @@ class TaskLosses(LookedUp):
             return own
         if not self.has("row_loss"):
             raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
-        row_loss = _logging(self._own["row_loss"], log)
-        checked = partial(checked_losses, row_loss=self._own["row_loss"])
-
-        def summed(model: nn.Module, batch: Batch) -> Losses:
-            losses, others = terms(row_loss(model, batch))
-            return checked(losses).sum(), {name: checked(term).sum() for name, term in others.items()}
-
-        return summed
+        return SumOfRows(self._own["row_loss"], log)
 
     def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name; raises TaskError for others."""

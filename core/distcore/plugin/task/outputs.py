@@ -160,13 +160,15 @@ def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
     return torch.cat(tensors)
 
 
-def checked_losses(losses: Tensor, row_loss: Callable[..., object]) -> Tensor:
+def checked_losses(losses: Tensor, row_loss: Callable[..., object], rows: int | None = None) -> Tensor:
     """Return the losses of rows; raises TaskError, with the place of ``row_loss``, for another shape than ``(n,)``."""
     if not isinstance(losses, Tensor) or losses.dim() != 1:
         given = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
         problem = f"{given}; expected one loss per row, shape (n,)"
     elif torch.is_grad_enabled() and not losses.requires_grad:
         problem = "losses without a gradient (detached?)"
+    elif rows not in (None, len(losses)):
+        problem = f"{len(losses)} losses for {rows} rows"
     else:
         return losses
     task = type(getattr(row_loss, "__self__", None)).__name__

@@ -68,7 +68,12 @@ class Simple:
         """Return rows of a dataset as a batch, as ``torch.utils.data.default_collate`` does."""
         from torch.utils.data import default_collate
 
-        return default_collate(rows)
+        try:
+            return default_collate(rows)
+        except (TypeError, RuntimeError) as error:
+            kinds = dict.fromkeys(str(tuple(getattr(row, "shape", ())) or type(row).__name__) for row in rows)
+            problem = f"rows of {', '.join(kinds)} make no batch ({error}); write collate(rows)"
+            raise TaskError(f"task {type(self).__name__}: {problem}") from error
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return the learning rate of a run that does not set one."""

@@ -207,7 +207,6 @@ def dropout_by_row(lab: Lab) -> Measured:
 
 
 def _cut(lab: Lab, problem: Problem, *cuts: dict[str, Any]) -> Measured:
-    """Return the worst difference from plain PyTorch, by default with the smallest and the largest micro-batches."""
     shares = max(1, lab.global_batch // lab.world.size)
     both: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"micro_batch_size": shares}]
     return max((compare(lab, problem, **cut) for cut in cuts or both), key=_badness)
@@ -239,7 +238,6 @@ def distance(trained: Series, solution: Series, bound: float = FP32) -> Measured
 
 
 def _scale(trained: Series, solution: Series) -> str:
-    """Return why the first gradient may be a whole multiple of the expected one, or a fraction; empty if it is not."""
     if not (trained.norms and solution.norms and trained.norms[0] and solution.norms[0]):
         return ""
     times = trained.norms[0] / solution.norms[0]
@@ -260,7 +258,6 @@ def _worst(actual: list[float], expected: list[float]) -> float:
 
 
 def _steps_of(worst: str, trained: Series, solution: Series) -> str:
-    """Return the first value and the expected one of a series over steps: they show a wrong scale."""
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
     actual, expected = pairs.get(worst, ([], []))
     return f", step 1: {actual[0]:.6g} for {expected[0]:.6g}" if actual else ""

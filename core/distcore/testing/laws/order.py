@@ -48,7 +48,6 @@ def micro_batches_agree(lab: Lab) -> Measured:
 
 
 def _count_misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
-    """Count the rows that were assigned twice, not at all, or to a step for which they are not planned."""
     wrong, assigned = 0, 0
     for job in jobs:
         plan = training_plan(job.run.config, job.data.train)

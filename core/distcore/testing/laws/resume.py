@@ -71,7 +71,6 @@ def _compare_with_uninterrupted(lab: Lab, bound: float, problem: Problem = PROBL
 
 
 def _interrupt(lab: Lab, problem: Problem = PROBLEM) -> tuple[Job, Trained]:
-    """Train for three steps and save; continue in a new run to step 8, and return that run and its result."""
     first = _job(lab, problem)
     path = first.save(first.train(3).progress)
     second = _job(lab, problem)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distcore import DistcoreError, RunConfig, StoppedError, with_changes
+from distcore import DistcoreError, RunConfig, StoppedError, TaskError, with_changes
 from distcore.jobs import check, resolve
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.tuning.agreement import Tolerance, difference
@@ -63,7 +63,14 @@ class Bench:
             there = self._run(kind, setting, number)
             self.record.add(there)
             print(_line(there, len(self.record.trials)), file=sys.stderr, flush=True)
+            self._refuse_broken_job()
         return there.outcome
+
+    def _refuse_broken_job(self) -> None:
+        """Raise TaskError if the first two trials failed at one line of the user's, which no setting mends."""
+        failures = [one.outcome.why for one in self.record.trials[:2] if "; raised at " in one.outcome.why]
+        if len(failures) == 2 and len({why.rpartition("; raised at ")[2] for why in failures}) == 1:
+            raise TaskError(f"the job itself fails, so no setting helps: {failures[0]}")
 
     def spent(self) -> float:
         """Return the seconds of all trials so far."""
