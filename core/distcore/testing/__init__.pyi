@@ -3,6 +3,7 @@ from distcore.testing.contracts import TaskContract as TaskContract
 from distcore.testing.findings import Case as Case
 from distcore.testing.findings import Finding as Finding
 from distcore.testing.findings import Measured as Measured
+from distcore.testing.findings import Skip as Skip
 from distcore.testing.findings import needs as needs
 from distcore.testing.register import all_cases as all_cases
 from distcore.testing.register import task_cases as task_cases

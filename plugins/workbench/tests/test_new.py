@@ -23,6 +23,7 @@ OBJECTS = {
     "extension": ":Extension",
     "reader": "",
     "launcher": ":Launcher",
+    "export": ":export",
     "command": "",
 }
 """By kind: the object of the entry point, in the package."""

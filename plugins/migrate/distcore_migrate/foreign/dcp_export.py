@@ -6,10 +6,18 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from distcore import ConfigError, TrainedModel
 from distcore.jobs import Checkpoint, freeze, optimizer_factory
+
+exempt = {
+    "has-the-task-files": "it is for trainers that have the task's files",
+    "says-where-it-is-from": "torch.distributed.checkpoint has no place for it",
+    "same-again": "torch writes a random number into .metadata",
+}
+"""Laws of exporters that do not hold, with reasons."""
 
 
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
@@ -34,4 +42,8 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         group["lr"] = rate
     weights, state = get_state_dict(module, optimizer)
-    state_dict_saver.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)
+    try:
+        state_dict_saver.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)
+    except CheckpointException as error:  # no Exception, so that nothing else would make a line of it
+        ((reason, _),) = error.failures.values()
+        raise OSError(str(reason)) from error

@@ -22,11 +22,12 @@ KINDS = {
     "extension": "extensions",
     "reader": "readers",
     "launcher": "launchers",
+    "export": "exports",
     "command": "commands",
 }
 """What can be written, with the group of its entry point."""
-MODULES = ("reader", "command")
-"""Kinds whose entry point is a module; others name a class."""
+OBJECTS = {"reader": "", "command": "", "export": ":export"}
+"""By kind: the object of the entry point, in the package, unless it is a class with the name of the kind."""
 NEEDS = {"task": ("scikit-learn>=1.3",)}
 """By kind: what its package imports beside distcore and torch."""
 FILES = {
@@ -87,7 +88,7 @@ def write_package(kind: str, name: str, into: Path) -> Path:
         "name": name,
         "package": package,
         "group": KINDS[kind],
-        "object": "" if kind in MODULES else f":{kind.capitalize()}",
+        "object": OBJECTS.get(kind, f":{kind.capitalize()}"),
         "needs": ", ".join(f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(kind, ()), "torch>=2.9")),
     }
     templates = files("distcore_workbench") / "skeleton"

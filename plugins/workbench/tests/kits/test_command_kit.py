@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from work_folder import install
+from kit_cases import use_module
 
 from distcore import ConfigError, registry
 from distcore_workbench.kits.command import KIT
@@ -34,15 +33,6 @@ BROKEN = {
 """By name: the case that must notice, a text of the skeleton, and what is there instead."""
 
 
-def use(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a command ``mine`` of this source."""
-    module = f"mine_{abs(hash(source))}"  # another one for each test: modules are imported once
-    install(folder, "distcore-mine", f"[distcore.commands]\nmine = {module}\n")
-    (folder / f"{module}.py").write_text(source)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-
-
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["makes-the-folder", pytest.param("colors", marks=pytest.mark.slow)])
 def test_a_broken_command_breaks_its_law(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +49,7 @@ def test_every_broken_command_breaks_its_law(name: str, tmp_path: Path, monkeypa
 def check_broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, old, new = BROKEN[name]
     assert old in SOURCE
-    use(SOURCE.replace(old, new, 1), folder, monkeypatch)
+    use_module(SOURCE.replace(old, new, 1), "commands", "", folder, monkeypatch)
     (finding,) = KIT("mine", only=[case])
     assert finding.held is False, finding
     assert finding.note
@@ -77,6 +67,6 @@ def test_every_case_has_a_broken_command() -> None:
 
 
 def test_a_module_without_a_part_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(SOURCE.replace("def run(", "def runs("), tmp_path, monkeypatch)
+    use_module(SOURCE.replace("def run(", "def runs("), "commands", "", tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="command 'mine': its module has no run"):
         KIT("mine")

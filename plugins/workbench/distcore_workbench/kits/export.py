@@ -1,0 +1,142 @@
+"""The laws of an exporter of checkpoints: ``distcore check --export NAME``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from distcore import DistcoreError, TrainedModel
+from distcore.testing import Measured, Skip, change_random_state
+from distcore_workbench.kits.export_lab import FACT, TASK_FILE, ExportLab, export_lab
+from distcore_workbench.kits.kit import Kit, drawn, none_of
+
+KIT = Kit("export", export_lab)
+
+
+@KIT.law("checkpoint")
+def has_the_weights(lab: ExportLab) -> Measured:
+    """Each weight is in the folder, bit for bit."""
+    return _weights_in(lab.exported(), lab.trained())
+
+
+@KIT.law("checkpoint")
+def keeps_the_dtype(lab: ExportLab) -> Measured:
+    """A model in bf16, as of ``--dtype bf16``, is exported in bf16, or refused."""
+    trained = lab.trained("bf16")
+    try:
+        to = lab.exported("bf16")
+    except DistcoreError as error:
+        raise Skip(str(error)) from None
+    return _weights_in(to, trained)
+
+
+@KIT.law("checkpoint")
+def into_an_empty_folder(lab: ExportLab) -> Measured:
+    """A folder that is there and empty is filled like one that is not."""
+    usual, to = lab.exported(), lab.new_folder()
+    to.mkdir()
+    lab.export(lab.trained(), to, False)
+    wrong = sorted(_files(usual).keys() ^ _files(to).keys())
+    return none_of(wrong, "files of one of both", "make it by to.mkdir(exist_ok=True)")
+
+
+@KIT.law("checkpoint")
+def has_the_task_files(lab: ExportLab) -> Measured:
+    """The task's files, such as a tokenizer, are in the folder."""
+    missing = [] if TASK_FILE in _files(lab.exported()) else [TASK_FILE]
+    return none_of(missing, "files that are not there", "call trained.save_task_files(to)")
+
+
+@KIT.law("checkpoint")
+def says_where_it_is_from(lab: ExportLab) -> Measured:
+    """The facts about the training are in the folder, and no folder of this machine."""
+    texts = _files(lab.exported()).values()
+    wrong = [] if any(FACT.encode() in text for text in texts) else ["no value of trained.provenance"]
+    wrong += ["the folder of the run"] * any(str(lab.folder).encode() in text for text in texts)
+    return none_of(wrong, "about the training", "write trained.provenance, which has no folders")
+
+
+@KIT.law("order")
+def same_again(lab: ExportLab) -> Measured:
+    """Two exports of a checkpoint have the same files with the same bytes."""
+    one, other = (_files(lab.exported()) for _ in range(2))
+    differing = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return none_of(differing, "files that differ", "write no times and no random names")
+
+
+@KIT.law("agreement")
+def says_what_cannot_be_written(lab: ExportLab) -> Measured:
+    """A folder that cannot be made is an OSError or a DistcoreError, of which the user sees one line."""
+    file, said = lab.new_folder(), "nothing was raised"
+    file.write_text("no folder can be made below a file")
+    try:
+        lab.export(lab.trained(), file / "to", False)
+    except (OSError, DistcoreError):
+        said = ""
+    except BaseException as error:  # of the exporter: torch has some that are no Exception
+        said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return none_of([said] if said else [], "error", "raise it as OSError")
+
+
+@KIT.law("surprise")
+def changes_no_model(lab: ExportLab) -> Measured:
+    """The model is as before: its weights, and which parameters are trained."""
+    trained = lab.trained()
+    before = _facts(trained)
+    lab.export(trained, lab.new_folder(), False)
+    after = _facts(trained)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return none_of(changed, "changed in the model", "work on copy.deepcopy(trained.module)")
+
+
+@KIT.law("surprise")
+def stays_in_its_folder(lab: ExportLab) -> Measured:
+    """Nothing is written beside the folder, and the run is as before."""
+    before = _files(lab.run)
+    beside = [path.name for path in lab.exported().parent.iterdir() if path.name != "to"]
+    after = _files(lab.run)
+    changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    return none_of([*beside, *changed], "written elsewhere", "write below to")
+
+
+@KIT.law("surprise")
+def draws_nothing(lab: ExportLab) -> Measured:
+    """An export leaves the random states of Python, numpy and torch as they are."""
+    lab.exported()  # libraries draw numbers at their import
+    trained = lab.trained()
+    with change_random_state(1):
+        expected = drawn()
+    with change_random_state(1):
+        lab.export(trained, lab.new_folder(), False)
+        numbers = zip(("random", "numpy", "torch"), expected, drawn(), strict=True)
+    return none_of(
+        [name for name, one, other in numbers if one != other], "random states", "draw from a generator of your own"
+    )
+
+
+def _weights_in(to: Path, trained: TrainedModel) -> Measured:
+    files = _files(to)
+    missing = [
+        name
+        for name, value in trained.module.named_parameters()
+        if not any(_bytes_of(value) in content for content in files.values())
+    ]
+    return none_of(missing, f"weights that are in none of {len(files)} files", "write each as it is")
+
+
+def _bytes_of(value: torch.Tensor) -> bytes:
+    return value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def _facts(trained: TrainedModel) -> dict[str, object]:
+    module = trained.module
+    facts: dict[str, object] = {
+        f"whether {name} is trained": weight.requires_grad for name, weight in module.named_parameters()
+    }
+    return facts | {name: (value.dtype, value.tolist()) for name, value in module.state_dict().items()}
