@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from distcore import ConfigError, PreparedModel, Progress, Run, dtensors, hookimpl
@@ -25,9 +27,9 @@ class GradientNoise:
 
     exempt = dict.fromkeys(("changes-no-weight", "changes-no-answer", "two-ranks"), "it is there to change the run")
 
-    scale: float = 0.01
+    scale: Annotated[float, Field(ge=0)] = 0.01
     """Variance of the noise at the first step."""
-    decay: float = 0.55
+    decay: Annotated[float, Field(ge=0)] = 0.55
     """Exponent of the decay of the variance."""
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Watchdog:
     so far, at least 60, and 120 in the first steps."""
 
     def __post_init__(self) -> None:
-        if self.limit != "auto" and self.limit < 0:
+        if self.limit != "auto" and not self.limit >= 0:  # nor NaN
             raise ConfigError(f"extensions.watchdog.limit = {self.limit}: must be 0, which is off, or above")
         self._over = threading.Event()
         self._signs = Signs()

@@ -15,7 +15,12 @@ from distcore_workbench.kits.missing import packages_of_extras, train_without
 ROOT = Path(__file__).parents[4]
 FILE = Path(__file__).with_name("broken_extensions.py")
 EXAMPLES = ("gradientnoise/gradientnoise.py:GradientNoise", "nanguard/nanguard.py:NanGuard")
-OURS = [*sorted(registry.offers("extensions")), *(f"{ROOT}/examples/extension-{name}" for name in EXAMPLES)]
+ELSEWHERE = {"accelerate_trackers", "mlflow"}
+"""Not measured here: the first needs an account of a service, the second's library draws numbers as it starts."""
+OURS = [
+    *sorted(registry.offers("extensions").keys() - ELSEWHERE),
+    *(f"{ROOT}/examples/extension-{name}" for name in EXAMPLES),
+]
 BROKEN = broken_in(FILE)
 
 
