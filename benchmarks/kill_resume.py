@@ -2,10 +2,11 @@
 
 ``kills``: real runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time inside a save, and started again
 with ``--resume auto``, until each has taken its share of the kills. ``restarts``: under ``--max-restarts`` random
-ranks of one job are killed, and the time from each kill to the next step that is logged is taken.
+ranks of one job are killed; the time from each kill to the next step that is logged is taken, and the steps that are
+trained again.
 
 Bounds: no resume and no restart fails; the final weights are bit for bit those of an undisturbed run; a restart takes
-10 s or less.
+10 s or less, and at most one step is trained again, because the rank that is left saves the last one.
 
     python benchmarks/kill_resume.py [--kills 100] [--restarts 20] [--seed 0]
 """
@@ -134,32 +135,41 @@ def finish(strategy: str, out: Path) -> list[str]:
     return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {output.strip()}"]
 
 
-def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float], str | None]:
-    """Kill ranks of one job; return the seconds to the next step after each kill, and what went wrong."""
+def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float], list[int], str | None]:
+    """Kill ranks of one job; return, for each kill, the seconds to the next step and the steps that are trained again.
+
+    The last value says what went wrong.
+    """
     data, out = folder / "rows.json", folder / "restarted"
     data.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(64)]))
     flags = (
-        f"--data {data} --out {out} --model bert-tiny --global-batch-size 8 --epochs 100000 --save-every 20 "
-        f"--log-every 1 --strategy ddp --nproc 2 --max-restarts {restarts} --set device=cpu --eval-every 0 "
-        "--set extensions.progress=false --set checkpoints.best=null"
+        f"--data {data} --out {out} --model bert-tiny --global-batch-size 8 --epochs 100000 --save-every 500 "
+        f"--log-every 1 --strategy ddp --nproc 2 --max-restarts {restarts} --set device=cpu "
+        "--set eval_at_epoch_end=false --set extensions.progress=false --set checkpoints.best=null"
     )
     command = [sys.executable, "-m", "distcore", "train", *flags.split()]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    metrics, seconds, chance = out / "metrics.jsonl", [], random.Random(seed)
+    metrics, seconds, again, chance = out / "metrics.jsonl", list[float](), list[int](), random.Random(seed)
     wait_for_step(metrics, b"", process)
     for _ in range(restarts):
         time.sleep(1 + chance.random())
         ranks = psutil.Process(process.pid).children()
         chance.choice(ranks).kill()
         psutil.wait_procs(ranks, timeout=20)
-        since = time.monotonic()
-        if not wait_for_step(metrics, content(metrics), process):
+        since, before = time.monotonic(), content(metrics)
+        if not wait_for_step(metrics, before, process):
             break
         seconds.append(time.monotonic() - since)
+        again.append(1 + last_step(before) - last_step(content(metrics)))
     problem = None if process.poll() is None else (process.stderr and process.stderr.read()) or "it ended"
     process.terminate()
     process.communicate(timeout=60)
-    return seconds, problem
+    return seconds, again, problem
+
+
+def last_step(lines: bytes) -> int:
+    """Return the step of the last whole line of metrics.jsonl."""
+    return int(json.loads(lines[: lines.rindex(b"\n")].splitlines()[-1])["step"])
 
 
 def wait_for_step(metrics: Path, before: bytes, process: subprocess.Popen[str]) -> bool:
@@ -195,11 +205,13 @@ def main() -> int:
             print(f"{strategy}: {kills} kills, {len(problems_of_it)} problems", flush=True)
             problems += problems_of_it
         if arguments.restarts:
-            seconds, problem = restart_series(arguments.restarts, Path(folder), arguments.seed)
+            seconds, again, problem = restart_series(arguments.restarts, Path(folder), arguments.seed)
             print(f"restarts: {len(seconds)} of {arguments.restarts}, seconds from kill to next step: "
-                  f"median {statistics.median(seconds or [0]):.1f}, largest {max(seconds, default=0):.1f}")  # fmt: skip
+                  f"median {statistics.median(seconds or [0]):.1f}, largest {max(seconds, default=0):.1f}; "
+                  f"steps trained again: {max(again, default=0)} at most")  # fmt: skip
             problems += [f"restarts: {problem}"] if problem else []
             problems += ["a restart took too long"] if max(seconds, default=0) > ALLOWED else []
+            problems += ["steps were lost"] if max(again, default=0) > 1 else []
     print("\n".join(problems) or "no resume failed; all final weights equal those of undisturbed runs bit for bit")
     return 1 if problems else 0
 

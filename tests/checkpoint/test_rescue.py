@@ -18,7 +18,7 @@ from torch import Tensor
 import distcore
 from distcore.checkpoint import find, read_tensors
 from distcore.checkpoint.commit import staging_of
-from distcore.checkpoint.rescue import rescued, save_alone
+from distcore.checkpoint.rescue import Rescue, save_alone
 from distcore.distributed.devices import backend_of
 from distcore.launchers.processes.failures import Failure
 from distcore.launchers.processes.rank import RECORDS
@@ -46,10 +46,14 @@ def trained(fails_in: str, error: Exception = LOST, hooked: bool = True) -> tupl
             yield Progress(step=number), None, None
 
     def fit() -> None:
-        for progress, _, _ in rescued(run, steps(), lambda whole: saved.append(whole.step)):
-            came.append(progress.step)
-            if progress.step == 2 and fails_in == "evaluation":
-                raise error
+        with Rescue(run, lambda whole: saved.append(whole.step)) as rescue:
+            for progress, _, _ in steps():
+                came.append(progress.step)
+                if progress.step == 2 and fails_in == "evaluation":
+                    raise error
+                rescue.is_whole(progress)
+                if progress.step == 2 and fails_in == "log":
+                    raise error
 
     with pytest.raises(type(error)):
         fit()
@@ -57,8 +61,9 @@ def trained(fails_in: str, error: Exception = LOST, hooked: bool = True) -> tupl
     return came, saved
 
 
-def test_the_last_whole_step_is_saved() -> None:
-    assert trained("forward") == ([1, 2], [2])
+@pytest.mark.parametrize("fails_in", ["forward", "log"])
+def test_the_last_whole_step_is_saved(fails_in: str) -> None:
+    assert trained(fails_in) == ([1, 2], [2])
 
 
 @pytest.mark.parametrize("fails_in", ["after the optimizer", "evaluation"])

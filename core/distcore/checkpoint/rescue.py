@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,41 @@ from distcore.checkpoint.writer import blocks_to_write, write_share
 from distcore.errors import CheckpointError
 from distcore.launchers.processes.failures import is_lost_peer
 from distcore.launchers.processes.rank import have_failed_by_themselves, outliving_peers
-from distcore.plugin.strategy.contract import Progress, Run, StepResult
+from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.state import State
 
-Step = tuple[Progress, StepResult, Tensor]
 
+class Rescue:
+    """Calls ``save`` with the last whole step where peers that are gone end the ``with`` block.
 
-def rescued(run: Run, steps: Iterable[Step], save: Callable[[Progress], object]) -> Iterator[Step]:
-    """Yield from ``steps``; if the peers of this rank are gone, ``save`` is called with the last whole step.
-
-    Only while the state in memory is that step's: the next one has not reached the optimizer, and what the caller does
-    after a step is over. Not if a peer failed by an error of its own, which a resume would meet again.
+    A step is whole from ``is_whole`` until the optimizer steps again. Nothing is saved if a peer failed by an error of
+    its own, which a resume would meet again.
     """
-    whole: Progress | None = None
-    has_stepped = False  # an optimizer that does not call the hook is not trusted
 
-    def begins_to_change(*_: object) -> None:
-        nonlocal whole, has_stepped
-        whole, has_stepped = None, True
+    def __init__(self, run: Run, save: Callable[[Progress], object], can: bool = True) -> None:
+        """``can``: whether this rank may save alone at all."""
+        self._save, self._has_stepped = save, False
+        self._whole: Progress | None = None
+        self._optimizer = run.optimizer if can else None
 
-    assert run.optimizer is not None  # a run that trains has one
-    hook = run.optimizer.register_step_pre_hook(begins_to_change)
-    with outliving_peers():
-        try:
-            for step in steps:
-                yield step
-                whole = step[0] if has_stepped else None
-        except Exception as error:
-            if whole and is_lost_peer(error) and not have_failed_by_themselves():
-                save(whole)
-            raise
-        finally:
-            hook.remove()
+    def is_whole(self, progress: Progress) -> None:
+        """Say that the state in memory is that of ``progress``, and that nothing is left to do after it."""
+        self._whole = progress if self._has_stepped else None  # an optimizer that calls no hook is not trusted
+
+    def _begins_to_change(self, *_: object) -> None:
+        self._whole, self._has_stepped = None, True
+
+    def __enter__(self) -> Rescue:
+        self._open = ExitStack()
+        if self._optimizer:
+            self._open.callback(self._optimizer.register_step_pre_hook(self._begins_to_change).remove)
+            self._open.enter_context(outliving_peers())
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with self._open:
+            if self._whole and is_lost_peer(error) and not have_failed_by_themselves():
+                self._save(self._whole)
 
 
 def save_alone(run: Run, state: State, final: Path, files: Files, job_state: dict[str, Any]) -> bool:

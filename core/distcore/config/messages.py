@@ -27,7 +27,6 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
 
 
 def _plain(rules: str) -> str:
-    """Return pydantic's rules in this program's words: ``expected a valid number or 'auto'``."""
     rules = re.sub(r", unable to (parse \w+ as an? \w+|interpret input)", "", rules.replace("or instance", "of keys"))
     rules = re.sub(r"input should be (?=greater|less)", "must be ", rules)
     return rules.replace("input should be ", "expected ").replace(" or expected ", " or ")

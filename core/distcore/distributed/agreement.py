@@ -143,7 +143,6 @@ def share_buffers(run: Run, hooks: Hooks) -> None:
 
 
 def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:
-    """Raise AgreementError where the ranks of one data shard are about to train on different rows."""
     if run.world.shards == run.world.size:
         return
     mine = torch.tensor([[run.world.shard, _digest(rows.tolist())]], device=run.world.device)

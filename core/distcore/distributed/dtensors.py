@@ -108,7 +108,6 @@ def _load(target: Tensor, name: str, state: SavedState) -> None:
 
 
 def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:
-    """Return a state of the parameter's shape, such as a moment, sharded like it; others, such as a count, whole."""
     if name.endswith("/step") or state.shape(name) != tuple(parameter.shape):
         return state[name]
     moment = torch.zeros_like(parameter, requires_grad=False)

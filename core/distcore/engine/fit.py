@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from distcore.checkpoint.rescue import rescued
+from distcore.checkpoint.rescue import Rescue
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig
 from distcore.distributed.devices import backend_of
@@ -50,15 +50,16 @@ def fit(
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
     ended = out_of_patience(config, best) or "stop" in wishes
-    trained = iter(()) if ended else steps(run, hooks, task, data.train, progress)
-    can_rescue = run.capabilities.saves_alone and not task.has("train_step")
-    if can_rescue and run.world.size > 1 and backend_of(run.world.device) == "gloo":  # others do not notice a death
-        trained = rescued(run, trained, lambda whole: saver.rescue(whole, asdict(best) if best else None))
-    with catch_stop_signals() as signals:
-        for progress, result, loss in trained:
+    can = run.capabilities.saves_alone and run.world.size > 1 and not task.has("train_step")
+    can = can and backend_of(run.world.device) == "gloo"  # by others a rank does not notice that its peers are gone
+    rescue = Rescue(run, lambda whole: saver.rescue(whole, asdict(best) if best else None), can)
+    with catch_stop_signals() as signals, rescue:
+        for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
             saver.check()
+            if not any(due(config, progress, done, stopping, run.tally.wishes)):  # nothing but the log is left to do
+                rescue.is_whole(progress)
             if logs := done or progress.step % config.log_every == 0:
                 record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
                 hooks.on_log(run, record)
@@ -81,6 +82,7 @@ def fit(
                     saver.save(progress, asdict(best) if best else None)
             if stopping or ended:
                 break
+            rescue.is_whole(progress)
         saver.wait()
     if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
         log.info("%s: ended after step %d", why, progress.step)

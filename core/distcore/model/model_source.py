@@ -134,7 +134,6 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
 
 
 def _check_nothing_is_lost(meta_model: nn.Module) -> None:
-    """Raise MetaModelError if the meta model has values, or tensors outside parameters and buffers."""
     for name, parameter in meta_model.named_parameters():
         if not parameter.is_meta:
             raise MetaModelError(f"build_model() gives {name} values, on the meta device too")

@@ -169,7 +169,6 @@ def _masks_before(config: RunConfig) -> str | None:
 
 
 def _chosen_metric(config: RunConfig, task: BoundTask) -> str | None:
-    """Return the metric as the user chose it; for 'auto' the loss, or the first that the task declares."""
     best, metrics = config.checkpoints.best, task.declared_metrics
     if best == "auto":
         best = "loss" if "loss" in metrics else next(iter(metrics), None)

@@ -63,7 +63,6 @@ def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, A
 
 
 def _name_of(task: Task, configured: str) -> str:
-    """Return how a config names a task that was given as an object; ``configured`` is the name that the user set."""
     cls = type(task)
     if configured.startswith(GIVEN):
         return configured

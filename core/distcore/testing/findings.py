@@ -137,6 +137,5 @@ def merged(findings: list[Finding]) -> Finding:
 
 
 def _badness(finding: Finding) -> tuple[bool, bool, float]:
-    """Return a key that is larger for a worse result; NaN is the worst error, a missing error counts as infinite."""
     error = finding.error if finding.error is not None else float("inf")
     return finding.held is False, error != error, error

@@ -101,7 +101,6 @@ MeanLoss = Callable[[nn.Module, nn.Module, Dataset, np.ndarray], Tensor]
 
 
 def _phases(problem: Problem, module: nn.Module, config: RunConfig) -> list[tuple[torch.optim.AdamW, MeanLoss]]:
-    """Return, for each phase of a step, an optimizer of its own and the mean loss; most problems have one phase."""
     if not isinstance(problem, Phased):
         return [(_adamw(module, config), problem.mean_loss)]
 

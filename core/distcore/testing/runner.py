@@ -178,7 +178,6 @@ class _Work:
                 self._collect({position.case for position in positions(self.folder, self.nproc).values()})
 
     def _explain(self, error: DistcoreError, launched: Sequence[tuple[int, int]]) -> None:
-        """Record the case, or the subject's start or end, in which the ranks went down, with their message."""
         seen = positions(self.folder, self.nproc)
         at = {position.case for position in seen.values()}
         stacks = [file for file in self.folder.glob("stacks-*.txt") if file.stat().st_size]

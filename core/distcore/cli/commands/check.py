@@ -61,7 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]) -> list[Finding]:
-    """Return and report the findings; ``facts`` gets the version of the hook specs for which a strategy was written."""
     from distcore.testing.runner import check_task, measure, subject_of
 
     settings = parse_settings(arguments.set)

@@ -51,6 +51,11 @@ class Tally:
         total, count = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (_plain(value) + total, _plain(weight) + count)
 
+    @property
+    def wishes(self) -> frozenset[Wish]:
+        """What listeners have wished since the last log line."""
+        return frozenset(self._wishes)
+
     def wish(self, event: str, answers: Iterable[Answer]) -> None:
         """Record the answers of listeners to ``event``; raises StrategyError for an unknown wish."""
         for answer in answers:
