@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from distcore import ConfigError, RunConfig, Simple, load_config, train
+from distcore import ConfigError, RunConfig, Simple, TaskError, load_config, train
 from distcore.checkpoint import read_tensors
 from distcore.plugin.batching.sampling import training_plan
 from distcore.testing.reference import apart, state_of
@@ -120,6 +120,21 @@ def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
 def test_ranks_change_nothing(strategy: str, options: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
     changed = {"strategy": strategy, "strategy_options": options, "nproc": 2} | changes
     assert apart(run(tmp_path / "run", **changed), plain())[0] <= 1e-6
+
+
+class LastAlone(Blobs):
+    """One value of each channel in the last step of an epoch."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(49, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks", "distcore-ddp")
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])
+def test_a_step_of_one_row_is_refused(strategy: str, ranks: int, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"batch_norm: a step has one row .*: choose another --?global.batch.size"):
+        run(tmp_path / "run", LastAlone(), strategy=strategy, nproc=ranks)
 
 
 @pytest.mark.ranks

@@ -19,7 +19,7 @@ from distcore import Progress, Run, RunConfig, hookimpl, train
 from distcore.engine import trainer
 from distcore.engine.loop import seed_step, steps
 from distcore.engine.trainer import build_run
-from distcore.errors import AgreementError
+from distcore.errors import AgreementError, StrategyError
 from distcore.model.row_dropout import RowMasks
 from distcore.plugin.batching.sampling import BatchPlan, rank_sampler
 from distcore.plugin.strategy.contract import RankInfo, World
@@ -164,6 +164,13 @@ def test_processes_of_a_loader_can_unpickle_the_sampler() -> None:
     plan = BatchPlan(lengths=np.arange(1, 9), global_batch=4, micro_batch=2, seed=0)
     sampler = pickle.loads(pickle.dumps(rank_sampler(plan, 0, 2)))
     assert [micro.indices.tolist() for micro in sampler(0, 1)] == [m.indices.tolist() for m in plan.split(0, 1, 0, 2)]
+
+
+@pytest.mark.parametrize("shard", [-1, 2])
+def test_a_shard_that_there_is_not_is_named(shard: int) -> None:
+    plan = BatchPlan(lengths=np.arange(1, 9), global_batch=4, micro_batch=2, seed=0)
+    with pytest.raises(StrategyError, match=rf"hook build_sampler\(\): shard {shard} of 2; expected 0 to 1"):
+        rank_sampler(plan, shard, 2)
 
 
 def test_the_masks_of_rows_have_another_key_in_each_step_and_for_each_seed() -> None:

@@ -187,7 +187,6 @@ class DrawsNoise(nn.Module):
     [
         (nn.Dropout(0.5), (4, 3, 8), ""),
         (nn.Dropout(0.5), (8, 8), "dropout of shape (8, 8), whose rows are not known"),
-        (nn.Dropout(0.5), (3, 8), "dropout of shape (3, 8), whose rows are not known (several share a sequence)"),
         *(
             (nn.Sequential(nn.Dropout(0.5), DrawsNoise(draw)), (4, 8), "random numbers that the model draws itself")
             for draw in (lambda: torch.randn(8), lambda: float(np.random.rand()), random.random)

@@ -432,6 +432,18 @@ def test_what_shows_on_another_rank_later_or_in_a_larger_batch_is_found(
     assert finding.held is False, str(finding)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Normalizes(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return nn.Sequential(super().build_model(config, data), nn.BatchNorm1d(4))
+
+
+def test_batch_normalization_is_no_sum_over_rows(measured: Any) -> None:
+    finding = measured(Normalizes, "loss-is-a-sum")
+    assert finding.held is None
+    assert "over all rows of a step" in finding.note
+
+
 class FrozenStatistics(nn.Module):
     """A model whose batch normalization stays in evaluation mode."""
 

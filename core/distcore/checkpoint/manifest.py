@@ -173,7 +173,6 @@ class Manifest(RankManifest):
 
 
 def _check_place(name: str, part: PieceEntry | BoxEntry, key: str, kind: str) -> None:
-    """Raise ValueError for a part that stands under another tensor's key: it would be loaded in place of this one."""
     if part.key != key or not part.file.startswith(f"{kind}-"):
         raise ValueError(f"tensor {name!r}: expected under {key!r} in a file {kind}-…, found at {part.key!r}")
 

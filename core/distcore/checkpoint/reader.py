@@ -136,7 +136,6 @@ class Checkpoint:
             raise DamagedError(f"{self.path / file}: damaged: {error}") from None
 
     def _verify_numbers(self, file: str) -> None:
-        """Raise DamagedError for a weight that is not a number: a run would train on NaN without a word."""
         with safe_open(self.path / file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping
                 if opened.get_slice(key).get_dtype() in FLOATS and opened.get_tensor(key).isnan().any():

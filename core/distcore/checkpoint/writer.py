@@ -169,7 +169,6 @@ def _split_large(name: str, values: Tensor, start: int, shape: tuple[int, ...], 
 
 
 def _assign_to_rank(blocks: list[Block], rank: int, size: int) -> list[Block]:
-    """Return the blocks of ``rank``: the largest block first, each goes to the rank with the fewest bytes so far."""
     loads = [0] * size
     mine = []
     # Ties are broken by name: all ranks must come to the same order.

@@ -129,7 +129,6 @@ class _ShowHelp(argparse.Action):
 
 
 def _short(flag: Flag, room: int) -> str:
-    """Return the help of a flag, up to the end of a phrase, and its default, if they fit into ``room`` characters."""
     text, default = flag.help.partition("; ")[0], f" ({flag.default})" if flag.default not in UNSAID else ""
     phrase = text.partition(": ")[0]  # an enumeration is there whole or not at all
     ends = [len(text), len(phrase), *(match.start() for match in reversed([*re.finditer(r", | \(", phrase)]))]

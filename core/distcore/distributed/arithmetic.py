@@ -59,7 +59,6 @@ def attention_of(device: torch.device, lengths: Column) -> Iterator[None]:
 
 
 def _is_steady(lengths: Column) -> bool:
-    """Return True if at least 99 of 100 rows have the same length; False if that takes reading them one by one."""
     known = not is_windowed(lengths) and len(lengths) > 0
     return known and bool(np.unique(whole(lengths), return_counts=True)[1].max() >= 0.99 * len(lengths))
 

@@ -96,7 +96,6 @@ class ProgressLine:
         return row
 
     def _say(self, line: str) -> None:
-        """Print ``line``: wrapped between words above the live line, and whole elsewhere, as a log file needs it."""
         if self._cell is not None:
             self._cell.say(line)
         elif self._live is not None:

@@ -167,7 +167,6 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
-    """Check as much as possible before ranks start; then start them, or print the plan of a dry run."""
     set_up_logging(config, rank=0)
     with _one_line(None if dry_run else config.out):
         resolved = resolve_here(config)

@@ -31,8 +31,10 @@ POOL_VALUES = POOL + WIDEST
 """Values of the pool of one probability of dropout."""
 LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
-Places = dict[int, tuple[Tensor, Tensor]]
-"""By length of a joined sequence: each token's row in the micro-batch and its place there, int64 ``(tokens,)``."""
+Places = dict[tuple[int, ...], tuple[Tensor, Tensor]]
+"""By shape, that of a joined sequence or a table of them: each token's row in the micro-batch and its place there."""
+Table = tuple[Tensor, Tensor] | None
+"""Of the tokens of several sequences: their rows and places, int64 ``(sequences, tokens)``."""
 Parts = Mapping[tuple[int, int], tuple[int, int]]
 """Number of dimensions of a mask and one of them: the number of the part that is computed here, and of all parts."""
 Call = tuple[int, Tensor, Places, Parts]
@@ -85,8 +87,11 @@ class RowMasks:
             log.info("dropout_masks: results depend on ranks and micro-batches, not by row: %s", self.outside)
 
     def set_places(self, rows: Tensor, places: Tensor) -> None:
-        """Say where the tokens of a joined sequence come from, until the next call with as many tokens."""
-        self._places = self._places | {len(rows): (rows, places)}
+        """Say where tokens come from, until the next call with as many: int64 ``(tokens,)`` or ``(sequences, tokens)``.
+
+        ``rows`` has the row of each in the micro-batch, ``places`` its place in the row.
+        """
+        self._places = self._places | {tuple(rows.shape): (rows, places)}
 
     def set_parts(self, parts: Parts) -> None:
         """Say which parts of a row this rank computes from now on; at first, and in other dimensions, it is all."""
@@ -125,18 +130,19 @@ class RowMasks:
         spans = [range(part * size, (part + 1) * size) for (part, _), size in zip(split, shape, strict=True)]
         if shape[-1] * split[-1][1] > WIDEST:
             return None
-        hashed = self._hashes(rows, spans[:-1], number, places)
+        table = places.get((shape[0], shape[2] if len(shape) == 4 else shape[1])) if len(shape) > 2 else None
+        hashed = self._hashes(rows, spans[:-1], number, places, table)
         if hashed is None:
-            shared = " (several share a sequence)" if shape[0] < len(self._rows) else ""
-            self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known{shared}"
+            self.outside = f"dropout of shape {tuple(shape)}, whose rows are not known"
             return None
         windows = self._pool(p, like).as_strided((POOL, shape[-1]), (1, 1), spans[-1].start)
         begins = (hashed & (POOL - 1)).flatten()  # the hash leaves out the width, which padding changes
         mask = windows.index_select(0, begins).view(*shape)
-        if self._firsts is None or len(shape) != 4:
+        if len(shape) != 4 or (self._firsts is None and table is None):
             return mask
-        keys = (torch.arange(shape[3], device=mask.device) - self._firsts[:, None]) % shape[3]
-        return mask.take_along_dim(keys[:, None, None], 3)
+        columns = torch.arange(shape[3], device=mask.device)
+        firsts = (columns - table[1])[:, None] if table else self._firsts[:, None, None]  # type: ignore[index]
+        return mask.take_along_dim((columns - firsts[..., None]) % shape[3], 3)  # a key counts from its row's first
 
     def _next_call(self, rows: Tensor) -> Call:
         """Return a call of ``rows``, as it was in the forward pass.
@@ -153,12 +159,21 @@ class RowMasks:
             self._calls[drawn] = (len(self._calls), rows, self._places, self._parts)
         return self._calls[drawn]
 
-    def _hashes(self, row_numbers: Tensor, leading: list[range], number: int, places: Places) -> Tensor | None:
+    def _hashes(
+        self, row_numbers: Tensor, leading: list[range], number: int, places: Places, table: Table
+    ) -> Tensor | None:
         salt, sizes = (self.key ^ (number * 0x2545F491)) & LOW, [len(span) for span in leading]
+        if table is not None:
+            rows, place = table
+            hashed = _mix((row_numbers[rows] & LOW) ^ salt)
+            if len(sizes) == 3:  # of attention: the heads are between sequences and tokens
+                heads = torch.arange(leading[1].start, leading[1].stop, device=hashed.device)
+                hashed, place = _mix(hashed[:, None] ^ _salts(heads)[:, None]), place[:, None]
+            return _mix(hashed ^ _salts(place))
         if sizes and sizes[0] == len(row_numbers):
             hashed, others = _mix((row_numbers & LOW) ^ salt), leading[1:]
-        elif sizes and int(np.prod(sizes)) == sizes[-1] and sizes[-1] in places:
-            rows, place = places[sizes[-1]]
+        elif sizes and int(np.prod(sizes)) == sizes[-1] and (sizes[-1],) in places:
+            rows, place = places[sizes[-1],]
             hashed, others = _mix(_mix((row_numbers[rows] & LOW) ^ salt) ^ _salts(place)), []
         else:
             return None

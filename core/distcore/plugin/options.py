@@ -155,7 +155,6 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def _type_text(annotation: object) -> str:
-    """Return the type as written, with bounds of pydantic as signs, ``int ≥ 4``, and words as words, ``'a' | 'b'``."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"Literal\[([^\[\]]*)\]", lambda words: words[1].replace('"', "'").replace(", ", " | "), text)
     return re.sub(r"Annotated\[([\w.]+), Field\(([^()]*)\)\]", _with_bounds, text)

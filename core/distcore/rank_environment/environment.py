@@ -98,7 +98,6 @@ def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def _refuse_without_torchrun(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where each pod would train the whole job alone, or take the pod's number for a rank."""
     several = [name for name in PET if environ.get(name, "1") != "1"]
     if several and "LOCAL_RANK" not in environ:
         name = several[0]
@@ -124,7 +123,6 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _checked(rank_info: RankInfo) -> RankInfo:
-    """Raise ConfigError for impossible ranks: they would hang in the first collective, or use a missing GPU."""
     if rank_info.size < 1 or rank_info.rank >= rank_info.size:
         impossible = f"rank {rank_info.rank} of {rank_info.size}"
         raise ConfigError(f"{rank_info.launcher}: {impossible}: ranks count from 0 to size - 1")

@@ -123,7 +123,6 @@ def _route_to(host: str) -> str | None:
 
 
 def _address_abroad() -> str | None:
-    """Return the address of the interface for gloo, or else that of the default route, or else the first one."""
     interfaces = _interfaces()
     if (chosen := os.environ.get("GLOO_SOCKET_IFNAME", "")) in interfaces:
         interfaces = {chosen: interfaces[chosen]}

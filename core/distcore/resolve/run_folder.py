@@ -84,7 +84,6 @@ def set_aside(config: RunConfig) -> None:
 
 
 def _is_of_a_run(out: Path) -> bool:
-    """Return True if a run wrote the config.yaml of a folder: it has every key then, a user's rarely does."""
     text = "\n" + (out / "config.yaml").read_text(encoding="utf-8", errors="replace")
     return has_checkpoint(out) or all(f"\n{key}:" in text for key in RunConfig.model_fields.keys() - NOT_THE_JOB)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.checkpoint.job_state import fingerprint
 from distcore.plugin.batching.columns import read
@@ -68,6 +69,8 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
     needs(not lab.task.whole_batch, "the loss is one over the global batch: embeds-rows-alone measures what it reads")
     rows = lab.rows(lab.data.train)
     whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
+    mixes = any(isinstance(part, _BatchNorm) and part.training for part in whole.modules())
+    needs(not mixes, "batch normalization is over all rows of a step")
     together, _ = lab.all_terms(whole, batch)
     with torch.no_grad():
         again = relative(lab.all_terms(whole, batch)[0], together)  # a state other than the weights changes it

@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from distcore import BatchPlan, ConfigError, MicroBatch, OptimizerFactory, PreparedModel, Run, Sampler, hookimpl
+from distcore import (
+    BatchPlan,
+    ConfigError,
+    MicroBatch,
+    OptimizerFactory,
+    PreparedModel,
+    Run,
+    Sampler,
+    TaskError,
+    hookimpl,
+)
 
 log = logging.getLogger("distcore")
 
@@ -32,8 +42,10 @@ class GlobalBatchNorm(_BatchNorm):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize ``(n, channels, …)``."""
+        """Normalize ``(n, channels, …)``; raises TaskError for a step with a single value of each channel."""
+        is_single = self.training and input.dim() > 1 and input.numel() == input.shape[1]  # on this rank
         if self.run is None or not self.training:
+            _refuse(is_single)
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         share = 0.0 if self.run.tally.muted else 1.0  # rows of a padding micro-batch do not count
@@ -41,6 +53,7 @@ class GlobalBatchNorm(_BatchNorm):
         values = wide.new_full((1,), wide.numel() / wide.shape[1])  # of a channel
         sums = _sum(torch.cat([wide.sum(axes), values]) * share, self.run)
         mean, total = sums[:-1] / sums[-1], sums[-1]
+        _refuse(is_single and float(total.detach()) <= 1)
         centered = wide - mean.view(shape)
         variance = _sum(centered.square().sum(axes) * share, self.run) / total
         if torch._C._current_graph_task_id() == -1:  # once per step: not in recomputation, within the backward pass
@@ -58,6 +71,14 @@ class GlobalBatchNorm(_BatchNorm):
         for running, new in ((self.running_mean, mean), (self.running_var, variance * (values / (values - 1)))):
             assert running is not None
             running.lerp_(new.to(running.dtype), momentum)
+
+
+def _refuse(is_single: bool) -> None:
+    if is_single:
+        raise TaskError(
+            "batch_norm: a step has one row (the last one of an epoch?), and a variance needs two: choose another "
+            "--global-batch-size"
+        )
 
 
 class BatchNorm:

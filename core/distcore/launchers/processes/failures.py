@@ -152,7 +152,6 @@ def one_line(text: str, limit: int = 400) -> str:
 
 
 def _move_traceback(file: Path, home: Callable[[], Path | None]) -> Path:
-    """Move a traceback to the folder that ``home`` returns; return its new path, or the old one if that fails."""
     try:
         folder = home()
         if folder is None:

@@ -225,7 +225,6 @@ def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) 
 
 
 def _wait_for_survivors(job: _Launch, pids: dict[int, int], dead: dict[int, int]) -> None:
-    """Give ranks that lost one to a signal the time to notice it, and to save the state that they hold."""
     deadline = time.monotonic() + WAIT_FOR_SURVIVORS
     while any(outlives_peers(job.records, rank) for rank in set(pids) - set(dead)):
         if job.stop.wait(POLL) or time.monotonic() > deadline:

@@ -44,7 +44,6 @@ def log_to_file(rank: int) -> TextIO:
 
 
 def _to_both(file: Path, number: int) -> None:
-    """Put a ``tee`` behind descriptor ``number``, which writes to it and to the file, and outlives this process."""
     # SLURM sends SIGTERM to whatever a task has started: without tee the rank could not say how it stopped.
     words = ["sh", "-c", "trap '' HUP INT TERM; exec tee -a \"$0\"", str(file)]
     tee = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=number, start_new_session=True)

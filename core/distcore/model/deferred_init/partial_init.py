@@ -74,7 +74,6 @@ def _draw(fill: Fill, size: int, dtype: torch.dtype, start: int, count: int, pas
 
 
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each block. The last takes the rest, so that no block has fewer than 16 elements."""
     count = size // BLOCK
     for number in range(count):
         yield number * BLOCK, size if number == count - 1 else (number + 1) * BLOCK
@@ -82,7 +81,6 @@ def _blocks(size: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def _is_the_same(function: Fill, dtype: torch.dtype, passes_over: bool) -> bool:
-    """Return True if a partial draw gives the numbers of a whole draw and leaves the generator in the same state."""
     with torch.random.fork_rng(devices=[]):
         for size in (4 * BLOCK, 4 * BLOCK + 7):  # torch draws more numbers if the size is no multiple of 16
             torch.default_generator.manual_seed(size)

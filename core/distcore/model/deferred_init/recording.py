@@ -173,7 +173,6 @@ def _fakes(tree: Any) -> Iterator[FakeTensor]:
 
 
 def _changed(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[FakeTensor]:
-    """Yield the tensors that an operation writes: those that it changes in place, and its ``out`` arguments."""
     for number, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _fakes(args[number] if number < len(args) else named.get(argument.name))

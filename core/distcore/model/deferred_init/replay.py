@@ -114,7 +114,6 @@ class Replay:
                     del storages[ended]
 
     def _is_all_of(self, drawn: View, names: dict[int, list[str]], number: int) -> bool:
-        """Return True if ``drawn`` is the only wanted view of its storage, and this operation its last writer."""
         wanted = [self._wanted[name] for name in names[drawn.storage]]
         return wanted == [drawn] and self._ends[number] == [drawn.storage]
 

@@ -51,7 +51,6 @@ class Feistel:
         return rows.astype(np.int64)
 
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
-        """Apply the network once: a permutation of all numbers below the product of the two bases, uint64."""
         high, low = np.divmod(numbers, self._bases[0])
         digits = [low, high]
         for number, key in enumerate(self._keys):

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from distcore.config import RunConfig
+from distcore.errors import StrategyError
 from distcore.plugin.batching.columns import Column, common_value, is_windowed, read, whole
 from distcore.plugin.batching.permutation import computed_rows, order_kind
 from distcore.plugin.batching.token_budget import TokenCut, equal_bounds
@@ -135,6 +136,8 @@ class BatchPlan:
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
     """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each rank is a shard."""
+    if not 0 <= shard < shards:
+        raise StrategyError(f"hook build_sampler(): shard {shard} of {shards}; expected 0 to {shards - 1}")
     return partial(plan.split, shard=shard, shards=shards)  # a loader's processes may have to unpickle it
 
 

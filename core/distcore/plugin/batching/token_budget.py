@@ -95,7 +95,6 @@ class TokenCut:
         return bounds[::-1]
 
     def _earliest(self, rows: _Sorted, shards: int) -> list[int]:
-        """Return the cut with the earliest end of the slowest shard, among cuts into slices of similar cost."""
         rounds = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
         best, least, misses = list[int](), 0, 0
         # The bound of the search: with so many rounds, no cut ends before one without padding that is spread evenly.

@@ -241,7 +241,6 @@ class Hooks:
         run.tally.wish(event, getattr(self._call, event)(run=run, **values))
 
     def _shortest(self, hook: str) -> Callable[..., Any]:
-        """Return the fastest caller of a hook: its implementations, if unwrapped and if they take every argument."""
         caller = getattr(self._call, hook)
         every = caller.get_hookimpls()[::-1]
         if any(one.wrapper or one.hookwrapper or one.argnames != caller.spec.argnames for one in every) or not every:
@@ -302,7 +301,6 @@ def _defaults_for_missing(strategy: object) -> SimpleNamespace:
 
 
 def _keeps_state(label: str, listener: object) -> bool:
-    """Return True if a listener has ``state`` and ``load_state``; raises StrategyError if it has one of them."""
     has = [callable(getattr(listener, name, None)) for name in ("state", "load_state")]
     if any(has) and not all(has):
         raise StrategyError(f"{label}: has one of state() and load_state(); a checkpoint needs both")

@@ -120,8 +120,8 @@ class PackedDataset(SequenceDataset):
         """Return the rows ``indices`` as ``SequenceDataset`` does, in tables ``(sequences, longest)``.
 
         A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which restart at 0 with
-        each row, replace ``attention_mask``. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of
-        targets in the flattened ``labels``.
+        each row, replace ``attention_mask``; ``place`` is that of a token in its row. With
+        ``tells_targets``, ``targets``, ``(targets,)``, has the positions of targets in the flattened ``labels``.
         """
         batch = SequenceDataset.batch(self, indices)  # super() fails in a dataclass with slots
         if self.tells_targets:
@@ -133,7 +133,7 @@ class PackedDataset(SequenceDataset):
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
         # Padding has position 0, too: each padding token is a row of its own, and no other row attends to it.
-        return {"position_ids": (_positions(offset, flags), 0)}
+        return {"position_ids": (_positions(offset, flags), 0), "place": (offset, 0)}
 
 
 def pack_dataset(rows: SequenceDataset, *, split_documents: bool) -> PackedDataset:

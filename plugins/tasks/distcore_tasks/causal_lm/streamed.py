@@ -60,9 +60,11 @@ class StreamedSequences(StreamedDataset):
         """Return the rows ``indices``, int64 ``(n,)``, as ``SequenceDataset`` or its ``layout`` does."""
         import torch
 
-        arrays, owners = _windows(self.rows.at(indices), self.window, self.pad)
+        arrays, owners, offsets = _windows(self.rows.at(indices), self.window, self.pad)
         rows = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content)
         batch = self.layout(rows).batch(np.arange(len(owners)))
+        place = batch.get("place", torch.arange(batch["row"].shape[1]))
+        batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]  # dropout masks follow from row and place
         batch["row"] = torch.from_numpy(owners)[batch["row"]]
         batch["lengths"] = torch.from_numpy(self.lengths[indices])
         return batch
@@ -78,8 +80,8 @@ def apart(windows: SequenceDataset) -> SequenceDataset:
     return windows
 
 
-def _windows(rows: Sequence[Encoded], window: int, pad: int) -> tuple[Arrays, np.ndarray]:
-    """Cut rows into windows. Return these, and the row of each, int64 ``(windows,)``."""
+def _windows(rows: Sequence[Encoded], window: int, pad: int) -> tuple[Arrays, np.ndarray, np.ndarray]:
+    """Cut rows into windows. Return these, and the row of each and its first place there, int64 ``(windows,)``."""
     after = np.array([pad], np.int32), np.zeros(1, np.uint8)  # in place of a target of the last token
     tokens, flags = map(np.concatenate, zip(*(part for row in rows for part in (row, after)), strict=True))
     sizes = np.fromiter((len(row[0]) for row in rows), np.int64, len(rows))
@@ -88,7 +90,7 @@ def _windows(rows: Sequence[Encoded], window: int, pad: int) -> tuple[Arrays, np
     owners = np.repeat(np.arange(len(rows)), counts)
     offsets = (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)) * window
     lengths = np.minimum(window, reads[owners] - offsets)
-    return Arrays(tokens=tokens, flags=flags, starts=begins[owners] + offsets, lengths=lengths), owners
+    return Arrays(tokens=tokens, flags=flags, starts=begins[owners] + offsets, lengths=lengths), owners, offsets
 
 
 def corpus_sizes(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows
+from distcore import Dataset, Datasets, FileRows, current_masks
 from distcore_data import read_records
 from distcore_tasks.causal_lm.dataset import SequenceDataset, empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED
@@ -218,6 +218,8 @@ def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> tuple[Te
 
 
 def _inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
+    if "place" in batch and (masks := current_masks()):
+        masks.set_places(batch["row"], batch["place"])  # rows share sequences: dropout masks follow from the row
     names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not derive the borders of rows from ``position_ids``.
     return {name: batch[name] for name in names if name in batch} | {"use_cache": False}

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_mask_cases import RUN, forward_of, with_dropout
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
+from distcore.model.row_dropout import use_row_masks
 from distcore_tasks.causal_lm.dataset import (
     COUNTED,
     FIRST,
@@ -80,6 +82,35 @@ def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, f
     alone = [losses(model, folder, [row], packed=False)[0] for row in one_document]
     assert losses(model, folder, one_document, packed=True) == pytest.approx(alone, rel=1e-5)
     assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
+
+
+def losses_and_gradient(model: Any, dataset: Any, cuts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses of the rows, and the gradient of their sum, with dropout by row, over micro-batches ``cuts``."""
+    model.zero_grad()
+    made: dict[int, torch.Tensor] = {}
+    for rows in cuts:
+        with forward_of(100 + np.asarray(rows)):
+            losses = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))["loss"]
+        losses.sum().backward()
+        made |= dict(zip(rows, losses.detach(), strict=True))
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    return torch.stack([made[row] for row in sorted(made)]), gradient
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("cuts", [[[0, 1, 3, 4, 5]], [[3, 4], [5, 0, 1]], [[3], [5, 0, 1], [4]]])
+def test_dropout_masks_of_packed_rows_are_those_of_padded_ones(
+    attention: str, cuts: list[list[int]], folder: Path
+) -> None:
+    rows = rows_of(folder, packed=False)
+    model = with_dropout(model_of("gpt2", attention).train(), 0.3)
+    with use_row_masks(RUN) as masks:
+        assert masks is not None
+        wanted, gradient = losses_and_gradient(model, rows, [[0, 1, 3, 4, 5]])
+        losses, packed = losses_and_gradient(model, rows_of(folder, packed=True), cuts)
+        assert masks.outside is None
+    torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed, gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
