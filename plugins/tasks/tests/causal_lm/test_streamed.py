@@ -84,6 +84,20 @@ def test_windows_of_a_document_follow_each_other(corpus: Path) -> None:
     assert predicted(batch, 0) == tokens[1:]
 
 
+@pytest.mark.parametrize("padding_free", ["off", "on"])
+def test_each_token_has_its_place_in_the_document(corpus: Path, padding_free: str) -> None:
+    """Dropout masks follow from it, whichever rows share a micro-batch."""
+    rows = task(corpus).prepare(RunConfig(padding_free=padding_free)).train
+    for indices in ([3, 8, 1], [8], [5, 3]):
+        batch = rows.batch(np.array(indices))
+        for number, row in enumerate(indices):
+            here = (batch["row"] == number) & (batch["labels"] != IGNORED)
+            places = batch["place"][here].tolist()
+            assert sorted(places) == list(range(len(places)))
+            tokens = [token for _, token in sorted(zip(places, batch["input_ids"][here].tolist(), strict=True))]
+            assert tokens == rows.rows.at(np.array([row]))[0][0].tolist()[: len(tokens)]
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows that are read by number."""
     seen, get = list[int](), IndexedRows.__getitem__
