@@ -196,6 +196,7 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
             task=model.task,
             meta_model=model.meta_model,
             batch=values,
+            rows=batch.rows,
             micro_batches=batch.of_step,
             frozen=model.frozen,
         )

@@ -88,6 +88,8 @@ class TracedJob:
     """On the meta device, frozen parameters without ``requires_grad``."""
     batch: Batch
     """Collated, on the CPU."""
+    rows: int
+    """How many rows it has."""
     micro_batches: int
     """How many of these a step has."""
     frozen: Mapping[str, nn.Module | None]
@@ -173,7 +175,7 @@ def _passes(job: TracedJob, hooks: Hooks, phases: _Phases, run: Run) -> list[tup
     """Run the loop's own passes; return where each begins in the list of changed storages, and where the step does."""
     phases.marks = []
     autocast = autocast_for(job.config, hooks.capabilities, run.world)
-    micros = [(MicroBatch(indices=np.zeros(1, np.int64), last=last), job.batch) for last in job.passes]
+    micros = [(MicroBatch(indices=np.zeros(job.rows, np.int64), last=last), job.batch) for last in job.passes]
     task = BoundTask.of(job.task)
     others = {name: (1.0, ConstantColumn(1, 1)) for name in task.logs}
     train_step(hooks, run, micros, scaled_loss(run, task.loss, 1.0, autocast, others))

@@ -95,6 +95,7 @@ class Plans:
                 task=self.task,
                 meta_model=self.meta_model,
                 batch=values,
+                rows=batch.rows,
                 micro_batches=batch.of_step,
                 frozen=frozen_models(config, self.task, self.data),
             )
