@@ -23,7 +23,7 @@ def test_each_law_is_a_test_with_the_line_of_the_command(tmp_path: Path) -> None
     assert "bound 1; " in said
     assert "the sign or the size of a step is wrong" in said
     assert f"PASSED distcore::optimizer={BROKEN}:Uphill::parameters-apart" in said.splitlines()
-    assert said.splitlines()[-1].startswith("1 failed, 2 passed, 10 deselected in")
+    assert "1 failed, 2 passed, 10 deselected in" in said.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -34,4 +34,4 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
         tmp_path, "--distcore", "optimizer=lion", "--distcore-set", "optimizer.beta=1", "-k", "down or own"
     )
     assert "error: unknown key 'optimizer.beta'" in said
-    assert said.splitlines()[-1].startswith("1 failed, 1 passed, 12 deselected in")
+    assert "1 failed, 1 passed, 12 deselected in" in said.splitlines()[-1]
