@@ -63,8 +63,9 @@ class StreamedSequences(StreamedDataset):
         arrays, owners, offsets = _windows(self.rows.at(indices), self.window, self.pad)
         rows = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content)
         batch = self.layout(rows).batch(np.arange(len(owners)))
-        place = batch.get("place", torch.arange(batch["row"].shape[1]))
-        batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]  # dropout masks follow from row and place
+        if "place" in batch or len(owners) > len(indices):  # dropout masks follow from the place in the row
+            place = batch.get("place", torch.arange(batch["row"].shape[1]))
+            batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]
         batch["row"] = torch.from_numpy(owners)[batch["row"]]
         batch["lengths"] = torch.from_numpy(self.lengths[indices])
         return batch
