@@ -18,12 +18,28 @@ from torch import Tensor
 import distcore
 from distcore.checkpoint import find, read_tensors
 from distcore.checkpoint.commit import staging_of
-from distcore.checkpoint.rescue import Rescue, save_alone
-from distcore.distributed.devices import backend_of
+from distcore.checkpoint.rescue import Rescue, can_save_alone, save_alone
+from distcore.engine.evaluation import evaluate_sets
 from distcore.launchers.processes.failures import Failure
-from distcore.launchers.processes.rank import RECORDS
+from distcore.launchers.processes.rank import RECORDS, outlives_peers
 from distcore.plugin.strategy.contract import Progress
 from distcore.plugin.strategy.state import Piece, State
+
+
+class Plain(distcore.Simple):
+    """A model without buffers."""
+
+    def data(self) -> list[Any]:
+        rows = torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8))
+        return [rows, rows]
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(4, 1)
+
+    def row_loss(self, model: torch.nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = (model(batch[0])[:, 0] - batch[1]) ** 2
+        return loss
+
 
 LOST = RuntimeError("gloo: Connection closed by peer [127.0.0.1]:1234")
 
@@ -89,19 +105,53 @@ def test_nor_does_that_of_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "outlives-0").exists()  # the launcher waits no longer
 
 
-class Plain(distcore.Simple):
-    """A model without buffers."""
+def test_the_launcher_waits_while_a_rank_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RECORDS, str(tmp_path))
+    monkeypatch.setenv("RANK", "0")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    run: Any = SimpleNamespace(optimizer=optimizer)
+    for can in (True, False):
+        with Rescue(run, lambda _: None, can):
+            assert outlives_peers(tmp_path, 0) is can
+        assert not outlives_peers(tmp_path, 0)
 
-    def data(self) -> list[Any]:
-        rows = torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8))
-        return [rows, rows]
 
-    def model(self) -> torch.nn.Module:
-        return torch.nn.Linear(4, 1)
+@pytest.mark.parametrize(
+    ("changes", "can"),
+    [
+        ({}, True),
+        ({"saves_alone": False}, False),
+        ({"size": 1}, False),
+        ({"own": True}, False),
+        ({"device": "cuda"}, False),
+    ],
+)
+def test_who_may_save_alone(changes: dict[str, Any], can: bool) -> None:
+    given: dict[str, Any] = {"saves_alone": True, "size": 2, "own": False, "device": "cpu"} | changes
+    run: Any = SimpleNamespace(
+        capabilities=SimpleNamespace(saves_alone=given["saves_alone"]),
+        world=SimpleNamespace(size=given["size"], device=torch.device(given["device"])),
+    )
+    assert can_save_alone(run, given["own"]) is can
 
-    def row_loss(self, model: torch.nn.Module, batch: Any) -> Tensor:
-        loss: Tensor = (model(batch[0])[:, 0] - batch[1]) ** 2
-        return loss
+
+def test_a_step_is_whole_when_its_evaluation_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume would leave out what was due after the step."""
+    told: list[str] = []
+
+    class Telling(Rescue):
+        def is_whole(self, progress: Progress) -> None:
+            told.append(f"whole {progress.step}")
+
+    def evaluated(*given: Any) -> Any:
+        told.append("evaluation")
+        return evaluate_sets(*given)
+
+    monkeypatch.setattr("distcore.engine.fit.Rescue", Telling)
+    monkeypatch.setattr("distcore.engine.fit.evaluate_sets", evaluated)
+    changes = {"eval_every": 2, "eval_at_epoch_end": False, "max_steps": 4, "global_batch_size": 4, "lr": 0.1}
+    distcore.train(distcore.RunConfig(out=str(tmp_path / "run"), device="cpu", **changes), Plain())
+    assert told == ["whole 1", "evaluation", "whole 2", "whole 3", "evaluation", "whole 4"]
 
 
 def test_what_is_saved_is_what_a_save_of_all_ranks_has(tmp_path: Path) -> None:
@@ -160,7 +210,3 @@ def test_of_several_ranks_one_saves(tmp_path: Path) -> None:
     run: Any = SimpleNamespace(module=torch.nn.Linear(4, 1, bias=False))
     assert not save_alone(run, states()["whole"], final, Disk(), {})
     assert staging_of(final).exists()  # the other one writes on
-
-
-def test_ranks_lose_a_connection_at_once_over_gloo_alone() -> None:
-    assert backend_of(torch.device("cpu")) == "gloo"

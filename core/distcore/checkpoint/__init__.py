@@ -205,7 +205,6 @@ def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
 
 
 def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError, with the first name, for tensors that belong to nothing in the run's model."""
     parameters = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     known = parameters | {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
     names = list(checkpoint)

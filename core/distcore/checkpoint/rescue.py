@@ -13,6 +13,7 @@ from torch import Tensor
 from distcore.checkpoint.commit import commit, discard, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.writer import blocks_to_write, write_share
+from distcore.distributed.devices import backend_of
 from distcore.errors import CheckpointError
 from distcore.launchers.processes.failures import is_lost_peer
 from distcore.launchers.processes.rank import have_failed_by_themselves, outliving_peers
@@ -28,7 +29,6 @@ class Rescue:
     """
 
     def __init__(self, run: Run, save: Callable[[Progress], object], can: bool = True) -> None:
-        """``can``: whether this rank may save alone at all."""
         self._save, self._has_stepped = save, False
         self._whole: Progress | None = None
         self._optimizer = run.optimizer if can else None
@@ -51,6 +51,12 @@ class Rescue:
         with self._open:
             if self._whole and is_lost_peer(error) and not have_failed_by_themselves():
                 self._save(self._whole)
+
+
+def can_save_alone(run: Run, makes_own_steps: bool) -> bool:
+    """Return True where a rank holds all, changes it by its optimizer alone, and notices that its peers are gone."""
+    is_possible = run.capabilities.saves_alone and run.world.size > 1 and not makes_own_steps
+    return is_possible and backend_of(run.world.device) == "gloo"
 
 
 def save_alone(run: Run, state: State, final: Path, files: Files, job_state: dict[str, Any]) -> bool:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from distcore.checkpoint.rescue import Rescue
+from distcore.checkpoint.rescue import Rescue, can_save_alone
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig
-from distcore.distributed.devices import backend_of
 from distcore.engine.best import Best, out_of_patience, update_best
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
@@ -50,8 +49,7 @@ def fit(
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
     ended = out_of_patience(config, best) or "stop" in wishes
-    can = run.capabilities.saves_alone and run.world.size > 1 and not task.has("train_step")
-    can = can and backend_of(run.world.device) == "gloo"  # by others a rank does not notice that its peers are gone
+    can = can_save_alone(run, makes_own_steps=task.has("train_step"))
     rescue = Rescue(run, lambda whole: saver.rescue(whole, asdict(best) if best else None), can)
     with catch_stop_signals() as signals, rescue:
         for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020

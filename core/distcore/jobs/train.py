@@ -179,7 +179,6 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 @contextmanager
 def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
-    """Raise StoppedError, with what the run folder has, for Ctrl-C that ends a run at once, or before it trains."""
     from distcore.engine.fit import how_to_go_on
     from distcore.resolve.run_folder import has_checkpoint
 
