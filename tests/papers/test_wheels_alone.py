@@ -174,7 +174,8 @@ def test_the_line_that_an_error_names_installs_the_strategy(distributions: Path,
     subprocess.run(
         [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
     )
-    assert "fsdp" in run(python, tmp_path, "-m", "distcore", "strategies").stdout
+    offered = "from distcore import registry; print(*registry.offers('strategies'))"
+    assert "fsdp" in run(python, tmp_path, "-c", offered).stdout.split()
 
 
 def test_the_line_that_installs_tasks_from_a_checkout_brings_what_they_require_of_ours(tmp_path: Path) -> None:

@@ -119,17 +119,18 @@ def find(resume: str, out: Path) -> Path | None:
 def resume(
     run: Run,
     hooks: Hooks,
+    asked: str | None,
     data: str | None = None,
     on_resume: Mapping[str, OnResume] = NO_RULES,
     content: RowContent | None = None,
 ) -> tuple[Path, Progress, dict[str, Any]] | None:
-    """Resume as ``run.config.resume`` says; return path, progress and state.json, or ``None`` for a new run.
+    """Resume from ``asked``, ``auto`` or a path; return path, progress and state.json, or ``None`` for a new run.
 
     Every rank calls. First removes the unfinished checkpoints of a killed process. If a checkpoint turns out to be
     damaged during the load, ``auto`` falls back to an earlier one; a path does not. For the other arguments see
     ``load``.
     """
-    out, asked = Path(str(run.config.out)), run.config.resume
+    out = Path(str(run.config.out))
     if run.world.is_main:
         clean_up(Files(), out / "checkpoints")
     newest = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)

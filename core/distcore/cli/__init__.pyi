@@ -2,6 +2,8 @@ from distcore.cli.commands.train import add_job_flags as add_job_flags
 from distcore.cli.commands.train import changes_of as changes_of
 from distcore.cli.flags import FLAGS as FLAGS
 from distcore.cli.flags import add_choice as add_choice
+from distcore.cli.task_flags import first_sentence as first_sentence
+from distcore.cli.task_flags import metrics_in_words as metrics_in_words
 from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import canonical as canonical
 from distcore.config.values import parse_settings as parse_settings

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from distcore import checkpoint, registry
+from distcore.checkpoint.foreign import adopt
 from distcore.checkpoint.job_state import fingerprint, steps_key
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
@@ -198,7 +199,8 @@ def resume_or_start(
     ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them.
     """
     progress, best = Progress(), None
-    if resumed := checkpoint.resume(run, hooks, rows, task.on_resume, content):
+    asked = adopt(run, hooks, lambda: model_source(run.config, task, data).meta_model())
+    if resumed := checkpoint.resume(run, hooks, asked, rows, task.on_resume, content):
         path, progress, job_state = resumed
         best = saved_best(job_state.get("best"), best_metric(run.config, task, data))
         hooks.load_states(job_state.get("states", {}))

@@ -1,5 +1,4 @@
 from distcore.checkpoint import find as find
-from distcore.checkpoint import write_checkpoint as write_checkpoint
 from distcore.checkpoint.choice import choose as choose
 from distcore.checkpoint.distance import difference as difference
 from distcore.checkpoint.job_state import saved_judgment as saved_judgment
@@ -41,6 +40,8 @@ from distcore.plugin.batching.columns import is_windowed as is_windowed
 from distcore.plugin.batching.columns import read as read
 from distcore.plugin.batching.columns import whole as whole
 from distcore.plugin.batching.sampling import training_plan as training_plan
+from distcore.plugin.options import options_of as options_of
+from distcore.plugin.strategy.argument import shorthand_of as shorthand_of
 from distcore.plugin.strategy.capabilities import ChecksModel as ChecksModel
 from distcore.plugin.strategy.hooks import Hooks as Hooks
 from distcore.plugin.strategy.memory import HoldsExtraTensors as HoldsExtraTensors
@@ -49,11 +50,13 @@ from distcore.plugin.strategy.memory import TracesStep as TracesStep
 from distcore.plugin.strategy.tally import Tally as Tally
 from distcore.plugin.task.bound import BoundTask as BoundTask
 from distcore.plugin.task.per_epoch import in_epoch as in_epoch
+from distcore.plugin.task.task import declared_metrics as declared_metrics
 from distcore.rank_environment import join as join
 from distcore.rank_environment.network import address_toward as address_toward
 from distcore.rank_environment.network import is_here as is_here
 from distcore.rank_environment.network import port_for_ranks as port_for_ranks
 from distcore.rank_environment.network import where as where
+from distcore.registry import distribution as distribution
 from distcore.registry import load as load
 from distcore.registry import offers as offers
 from distcore.resolve import strategies as strategies

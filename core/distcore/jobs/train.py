@@ -259,8 +259,9 @@ def check(resolved: Resolved) -> Datasets:
     Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
+    from distcore.checkpoint.foreign import reader_of
     from distcore.engine.trainer import load_extensions
-    from distcore.model.model_source import check_model
+    from distcore.model.model_source import check_model, model_source
     from distcore.plugin.strategy.hooks import Hooks
     from distcore.plugin.strategy.tally import Tally
     from distcore.resolve.complete import complete
@@ -270,12 +271,16 @@ def check(resolved: Resolved) -> Datasets:
     hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config) | resolved.task.listener())
     Tally((*resolved.task.logs, *hooks.logs))  # refuses a name that two log
     check_out(config)
-    if config.resume and (newest := checkpoint.find(config.resume, Path(str(config.out)))):
+    foreign = reader_of(config.resume)
+    if config.resume and not foreign and (newest := checkpoint.find(config.resume, Path(str(config.out)))):
         checkpoint.Checkpoint(newest).job_state()
     with refuse_exit():
         data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)
-    complete(resolved, data)
+    completed = complete(resolved, data)
+    if foreign:
+        model = model_source(completed.config, resolved.task, data).meta_model()
+        foreign.read(Path(str(config.resume)), completed.config, model, len(data.train))
     return data
 
 

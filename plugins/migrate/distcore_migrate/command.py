@@ -23,10 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc", type=int, metavar="N", help="processes of the job, where neither a file nor the command says them"
     )
-    parser.add_argument(
-        "--checkpoint", metavar="FOLDER",
-        help="write another trainer's checkpoint as the run folder --out, for --resume; FILE is distcore's config",
-    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the config there (default: to stdout)")
 
 
@@ -36,8 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.nproc is not None and arguments.nproc < 1:
         raise ConfigError(f"--nproc {arguments.nproc}: expected a number of processes, 1 or more")
-    if arguments.checkpoint:
-        return _convert(arguments)
     made = migrate(arguments.files, arguments.command_line, arguments.nproc)
     if arguments.out:
         _write(Path(arguments.out), made.text)
@@ -52,15 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     if count := len(made.differs):
         means = "things mean" if count > 1 else "thing means"
         print(f"{count} {means} something else; the comments of the file say what", file=sys.stderr)
-    return 0
-
-
-def _convert(arguments: argparse.Namespace) -> int:
-    if len(arguments.files) != 1 or arguments.command_line or not arguments.out:
-        raise ConfigError("--checkpoint: give one config of distcore, and --out RUN, the run folder to write")
-    from distcore_migrate.foreign.conversion import convert
-
-    print(convert(arguments.checkpoint, arguments.files[0], arguments.out))
     return 0
 
 

@@ -152,9 +152,7 @@ ROWS: dict[str, Rule] = {
     "optimizer.init_args.momentum": to("optimizer.momentum", float),
     "optimizer.init_args.nesterov": to("optimizer.nesterov", bool),
     "lr_scheduler": _scheduler,
-    "ckpt_path": instead(
-        "distcore migrate CONFIG --checkpoint FILE --out RUN makes it a run, for --out RUN --resume auto"
-    ),
+    "ckpt_path": instead("--resume FILE: it is read as it is"),
 }
 
 

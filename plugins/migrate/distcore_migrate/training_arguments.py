@@ -23,7 +23,7 @@ DEFAULTS: Tree = {
 }
 """The Trainer's defaults that differ from distcore's."""
 
-RESUME = instead("distcore migrate CONFIG --checkpoint FOLDER --out RUN makes it a run, for --out RUN --resume auto")
+RESUME = instead("--resume FOLDER: it is read as it is")
 OWN_TASK = "the loss of a task of your own may do it"
 HUB = instead("export a folder (distcore checkpoint export) and upload that")
 APEX = "there is no apex here, nor in transformers 5: fp16 is torch's autocast, or the strategy's own"

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 
-from distcore import ConfigError, launch, load_config, train
+from distcore import CheckpointError, ConfigError, launch, load_config, train
 from distcore.cli.main import main
 from distcore.jobs import Checkpoint, join
 from distcore.plugin.batching.permutation import STORED_ROWS
-from distcore_migrate.foreign import conversion
+from distcore_migrate.foreign import reader
 from distcore_migrate.foreign.model_names import ModelNames
 
 pytestmark = [pytest.mark.ranks, pytest.mark.programs]
@@ -50,10 +50,10 @@ def in_rank(job: Path, out: Path, stage: int) -> list[float]:
 
 
 def goes_on(job: Path, folder: Path, losses: list[float], run: Path, **changes: Any) -> None:
-    """Convert the checkpoint, continue it, and compare every further loss."""
-    assert main(["migrate", str(job), "--checkpoint", str(folder), "--out", str(run)]) == 0
-    Checkpoint(next((run / "checkpoints").iterdir())).verify()
-    train(load_config(str(job), {"out": str(run), "resume": "auto", **changes}))
+    """Resume from the checkpoint, and compare every further loss."""
+    told = {"out": str(run), "resume": str(folder), "checkpoints.keep_last": 9}
+    train(load_config(str(job), told | changes))
+    Checkpoint(run / f"checkpoints/step-{runs.SAVED:08d}").verify()
     assert len(losses) == runs.STEPS
     assert runs.logged(run) == pytest.approx(losses[runs.SAVED :], abs=NEAR)
 
@@ -120,7 +120,7 @@ def test_a_hostile_or_damaged_folder_is_one_line(
         file.write_bytes(pickle.dumps(index))
     elif what == "lost":
         (folder / "__0_0.distcp").unlink()
-    assert main(["migrate", str(job), "--checkpoint", str(folder), "--out", str(tmp_path / "run")]) == 2
+    assert main(["train", str(job), "--resume", str(folder), "--out", str(tmp_path / "run")]) == 2
     assert says in capfd.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()
@@ -211,7 +211,7 @@ def _end_late(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "changes", "text"),
     [
-        (shutil.rmtree, {}, "no such file or folder"),
+        (shutil.rmtree, {}, "no checkpoint there"),
         (_remove_weights, {}, "has no weights"),
         (_remove_optimizer, {}, "has no optimizer.pt"),
         (_make_hostile, {}, "asks for posix.mkdir, and only tensors"),
@@ -226,7 +226,7 @@ def _end_late(folder: Path) -> None:
         (None, {"schedule": {"name": "cosine"}}, "its rate after step 4 is"),
         (None, {"schedule": {"name": "linear", "warmup_steps": 1}}, "set schedule.name and its warm-up to the same"),
         (None, {"max_steps": 4}, "ends at step 4"),
-        (None, {"lora": {"rank": 2}}, "lora: not with --checkpoint"),
+        (None, {"lora": {"rank": 2}}, "lora: not with --resume"),
     ],
 )  # fmt: skip
 def test_what_cannot_go_on_is_one_line_and_writes_nothing(
@@ -238,7 +238,7 @@ def test_what_cannot_go_on_is_one_line_and_writes_nothing(
         damage(folder)
     (tmp_path / "job.yaml").write_text(json.dumps(json.loads(job.read_text()) | changes))
     capsys.readouterr()
-    told = ["migrate", str(tmp_path / "job.yaml"), "--checkpoint", str(folder), "--out", str(tmp_path / "run")]
+    told = ["train", str(tmp_path / "job.yaml"), "--resume", str(folder), "--out", str(tmp_path / "run")]
     assert main(told) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
@@ -248,19 +248,29 @@ def test_what_cannot_go_on_is_one_line_and_writes_nothing(
 
 
 def test_an_epoch_that_is_under_way_is_said_to_be_in_another_order(
+    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "distcore")
+    told = {"resume": str(accelerated[0])}
+    train(load_config(str(job), told | {"out": str(tmp_path / "whole")}))
+    assert "may come again" not in caplog.text
+    three_an_epoch = {"out": str(tmp_path / "parts"), "global_batch_size": 6}
+    train(load_config(str(job), told | three_an_epoch))
+    assert "rows of the last 1 steps may come again" in caplog.text
+
+
+def test_the_main_rank_alone_reads_and_all_ranks_fail(
     job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path
 ) -> None:
-    assert "may come again" not in conversion.convert(str(accelerated[0]), str(job), str(tmp_path / "whole"))
-    halves = json.loads(job.read_text()) | {"global_batch_size": 6}  # three steps an epoch
-    (tmp_path / "job.yaml").write_text(json.dumps(halves))
-    told = conversion.convert(str(accelerated[0]), str(tmp_path / "job.yaml"), str(tmp_path / "parts"))
-    assert "rows of the last 1 steps may come again" in told
+    folder = shutil.copytree(accelerated[0], tmp_path / "state")
+    _remove_weights(folder)
+    with pytest.raises(CheckpointError, match="has no weights"):
+        launch(in_joined_rank, job, folder, tmp_path / "run", nproc=2)
 
 
-def test_an_out_that_is_there_or_missing_is_refused(job: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is there already"):
-        conversion.convert(str(tmp_path), str(job), str(tmp_path))
-    assert main(["migrate", str(job), "--checkpoint", str(tmp_path)]) == 2
+def in_joined_rank(job: Path, folder: Path, out: Path) -> None:
+    """Resume as one of the launched ranks, which no process checked beforehand."""
+    train(load_config(str(job), {"out": str(out), "resume": str(folder), "strategy": "ddp"}))
 
 
 def test_tied_weights_and_prefixes_have_the_first_name_of_the_model() -> None:
@@ -274,4 +284,4 @@ def test_tied_weights_and_prefixes_have_the_first_name_of_the_model() -> None:
 
 
 def test_the_order_of_many_rows_changes_where_the_cores_does() -> None:
-    assert conversion.STORED_ROWS == STORED_ROWS
+    assert reader.STORED_ROWS == STORED_ROWS

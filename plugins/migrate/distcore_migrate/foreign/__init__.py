@@ -1,4 +1,4 @@
-"""Checkpoints of other trainers, with the optimizer's state: read, and written as distcore's own.
+"""Checkpoints of other trainers, with the optimizer's state: read for ``distcore train --resume``.
 
 Unlike the rest of the package, these files import torch.
 """

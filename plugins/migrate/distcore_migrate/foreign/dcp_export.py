@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -43,7 +44,9 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
         group["lr"] = rate
     weights, state = get_state_dict(module, optimizer)
     try:
-        state_dict_saver.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process saves, as asked
+            state_dict_saver.save({"model": weights, "optimizer": state}, checkpoint_id=to, no_dist=True)
     except CheckpointException as error:  # no Exception, so that nothing else would make a line of it
         ((reason, _),) = error.failures.values()
         raise OSError(str(reason)) from error

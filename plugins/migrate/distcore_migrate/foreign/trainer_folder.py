@@ -22,6 +22,11 @@ OPTIMIZER = ("optimizer.pt", "optimizer.bin")
 TRAINER = "trainer_state.json"
 
 
+def knows(folder: Path) -> bool:
+    """Return True for a folder of the Trainer or of Accelerate, complete or not."""
+    return any((folder / name).is_file() for name in (*OPTIMIZER, TRAINER, *WEIGHTS))
+
+
 def read(folder: Path, names: ModelNames) -> ForeignState:
     """Return the state in a folder of the Trainer or of Accelerate; raises ConfigError, one line."""
     file = next((folder / name for name in OPTIMIZER if (folder / name).is_file()), None)

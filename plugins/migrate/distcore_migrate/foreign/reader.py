@@ -1,4 +1,4 @@
-"""From a checkpoint of another trainer and a config to a run folder that ``distcore train --resume`` continues."""
+"""Checkpoints of other trainers for ``distcore train --resume``: the entry point ``trainers``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from distcore import ConfigError, RunConfig, dump_config, load_config
-from distcore.jobs import (
-    check,
-    complete,
-    freeze,
-    model_source,
-    optimizer_factory,
-    resolve,
-    scheduler_for,
-    with_absolute_paths,
-    write_checkpoint,
-)
+from distcore import ConfigError, RunConfig
+from distcore.jobs import freeze, optimizer_factory, scheduler_for
 from distcore_migrate.foreign import dcp_folder, deepspeed_folder, trainer_folder
 from distcore_migrate.foreign.model_names import ModelNames
 from distcore_migrate.foreign.state import ForeignState
@@ -39,46 +30,39 @@ SETTINGS = ("betas", "eps", "momentum", "nesterov")
 """Settings of an optimizer that must be those of the config, beside the weight decay of each parameter."""
 
 
-def convert(folder: str, config_file: str, out: str) -> str:
-    """Write the run folder ``out``; return a line about it. Raises DistcoreError, one line, and then writes nothing."""
-    source, target = Path(folder), Path(out)
-    if target.exists():
-        raise ConfigError(f"--out {out}: is there already; name another folder")
-    if not source.exists():
-        raise ConfigError(f"--checkpoint {folder}: no such file or folder")
-    asked = load_config(config_file, {"out": out})
-    resolved = resolve(asked, elsewhere=True)
-    completed = complete(resolved, check(resolved))
-    data = resolved.task.prepare(resolved.config)
-    config, rows = completed.config, len(data.train)
+def knows(path: Path) -> bool:
+    """Return True for a folder or file of a trainer that is read here; raises ConfigError if it is not one whole."""
+    if path.is_file():
+        return path.suffix == ".ckpt"
+    return bool(dcp_folder.find(path) or deepspeed_folder.find(path)) or trainer_folder.knows(path)
+
+
+def read(path: Path, config: RunConfig, model: nn.Module, rows: int) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Return whole tensors, what state.json says, and a line about both; raises ConfigError, one line.
+
+    ``model`` is on the meta device, ``rows`` is the number of training rows.
+    """
     if config.lora.rank is not None or config.optimizer.name not in STATES:
         what = "lora" if config.lora.rank is not None else f"optimizer.name = {config.optimizer.name!r}"
-        raise ConfigError(f"{what}: not with --checkpoint, which reads whole models under {', '.join(STATES)}")
-    model = model_source(config, resolved.task, data).meta_model()
+        raise ConfigError(f"{what}: not with --resume {path}, of another trainer: whole models, {', '.join(STATES)}")
     freeze(config, model)
-    names = ModelNames(model, folder)
-    state = read(source, names)
+    names = ModelNames(model, str(path))
+    state = state_of(path, names)
     per_epoch = -(-rows // config.global_batch_size)
     total = config.max_steps or config.epochs * per_epoch
-    _check(state, config, total, folder)
-    _check_rate(state, config, total, per_epoch, folder)
-    _check_decay(state, names.decays(optimizer_factory(config)(names.model)), folder)
+    _check(state, config, total, str(path))
+    _check_rate(state, config, total, per_epoch, str(path))
+    _check_decay(state, names.decays(optimizer_factory(config)(names.model)), str(path))
     tensors = {f"model/{name}": value for name, value in state.weights.items()}
     for name, own in state.moments.items():
         tensors |= {f"optimizer/{name}/{key}": value for key, value in own.items()}
-    recorded = with_absolute_paths(completed)
-    path = target / "checkpoints" / f"step-{state.step:08d}"
-    write_checkpoint(path, tensors, job_state(state, recorded, rows, per_epoch, total))
-    (target / "config.yaml").write_text(dump_config(recorded), encoding="utf-8")
     within = state.step % per_epoch
-    order = f" (epochs are in distcore's order: rows of the last {within} steps may come again in this one)"
-    return (
-        f"{path}: {state.source}, step {state.step} of {total}; go on with: distcore train {config_file} --out {out} "
-        f"--resume auto{order if within else ''}"
-    )
+    order = f"; epochs are in distcore's order: rows of the last {within} steps may come again in this one"
+    line = f"made from {path}, of {state.source}{order if within else ''}"
+    return tensors, job_state(state, config, rows, per_epoch, total), line
 
 
-def read(source: Path, names: ModelNames) -> ForeignState:
+def state_of(source: Path, names: ModelNames) -> ForeignState:
     """Return the state in a folder or file, of whichever trainer it is; raises ConfigError, one line."""
     if source.is_file():
         return trainer_folder.read_lightning(source, names)

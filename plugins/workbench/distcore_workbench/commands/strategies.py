@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import ClassVar
 
-from distcore.cli.plugins_table import Description, PluginsTable
-from distcore.cli.plugins_table import add_arguments as add_arguments
+from distcore_workbench.plugins_table import Description, PluginsTable
+from distcore_workbench.plugins_table import add_arguments as add_arguments
 
 SUMMARY = "list the installed strategies, or the options of one"
 
@@ -15,14 +15,13 @@ SUMMARY = "list the installed strategies, or the options of one"
 class StrategiesTable(PluginsTable):
     """The declarations of each strategy."""
 
-    group = "strategies"
+    group, kind = "strategies", "strategy"
     by_name_alone = ("distribution", "gradients")
     unusable: ClassVar[Description] = {"shorthand": None, "declares": None}
 
     def facts(self, name: str, cls: type[object]) -> Description:
         """Return the declared capabilities, and the option that has a short form."""
-        from distcore.plugin.strategy.argument import shorthand_of
-        from distcore.resolve import strategies
+        from distcore.jobs import shorthand_of, strategies
 
         declared = asdict(strategies.load(name, {}).capabilities)
         as_json = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in declared.items()}

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import registry
-from distcore.errors import DistcoreError
-from distcore.plugin.options import options_of
+from distcore import DistcoreError
+from distcore.jobs import distribution, load, offers, options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +30,8 @@ class PluginsTable:
 
     group: ClassVar[str]
     """The group of the entry points: ``strategies`` or ``tasks``."""
+    kind: ClassVar[str]
+    """The group's plugins, in words."""
     by_name_alone: ClassVar[Collection[str]] = ("distribution",)
     """Columns that only the table of one plugin has."""
     unusable: ClassVar[Description]
@@ -58,11 +59,11 @@ class PluginsTable:
         """Print every plugin, or the one that is named, and return 0; raises DistcoreError if that cannot be used."""
         from distcore.tables import stdout_console
 
-        offers = registry.offers(self.group)
+        installed = offers(self.group)
         if (name := arguments.name) is None:
-            plugins = [self._description_or_reason(name, offered) for name, offered in offers.items()]
+            plugins = [self._description_or_reason(name, offered) for name, offered in installed.items()]
         else:
-            plugins = [self._description(name, offers.get(name, []))]
+            plugins = [self._description(name, installed.get(name, []))]
         if arguments.json:
             print(json.dumps(plugins, indent=1))
         else:
@@ -72,13 +73,12 @@ class PluginsTable:
     def _show(self, console: Console, plugins: Sequence[Description], *, overview: bool) -> None:
         from distcore.tables import print_described, say
 
-        kind = registry.KINDS[self.group]
         if not overview:
             (facts,) = plugins
             heading, *facts_of_one = self._cells(facts).items()
             print_described(console, heading, facts_of_one)
             self._show_details(console, facts)
-            say(console, f"Set an option with --set {kind}_options.NAME=VALUE.")
+            say(console, f"Set an option with --set {self.kind}_options.NAME=VALUE.")
             return
         rows = [self._cells(facts) for facts in plugins if facts["importable"]]
         if rows:
@@ -110,14 +110,13 @@ class PluginsTable:
             return _common(name, offered) | self.unusable | {"importable": False, "reason": reason, "options": []}
 
     def _description(self, name: str, offered: list[EntryPoint]) -> Description:
-        cls = registry.load(self.group, name)
+        cls = load(self.group, name)
         return _common(name, offered) | self.facts(name, cls) | {"options": [asdict(it) for it in options_of(cls)]}
 
     def _cells(self, facts: Description) -> dict[str, str]:
-        kind = registry.KINDS[self.group]
-        return {kind: facts["name"], "distribution": facts["distribution"], **self.cells(facts)}
+        return {self.kind: facts["name"], "distribution": facts["distribution"], **self.cells(facts)}
 
 
 def _common(name: str, offered: list[EntryPoint]) -> Description:
-    origin = " and ".join(registry.distribution(entry) for entry in offered) or name.partition(":")[0]
+    origin = " and ".join(distribution(entry) for entry in offered) or name.partition(":")[0]
     return {"name": name, "distribution": origin, "importable": True, "reason": None}
