@@ -21,6 +21,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from distcore import CheckpointError, ConfigError, launch, load_config, train
 from distcore.cli.main import main
 from distcore.jobs import Checkpoint, join
+from distcore.jobs import train as jobs
 from distcore.plugin.batching.permutation import STORED_ROWS
 from distcore_migrate.foreign import reader
 from distcore_migrate.foreign.model_names import ModelNames
@@ -245,6 +246,15 @@ def test_what_cannot_go_on_is_one_line_and_writes_nothing(
     assert text in lines[0]
     assert not (tmp_path / "run").exists()
     assert not (folder / "owned").exists()
+
+
+def test_a_checkpoint_is_checked_before_ranks_start(
+    job: Path, accelerated: tuple[Path, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "launch", lambda *_, **__: pytest.fail("ranks were started"))
+    told = {"out": str(tmp_path / "run"), "resume": str(accelerated[0]), "strategy": "ddp", "nproc": 2, "lr": 1e-3}
+    with pytest.raises(ConfigError, match="was trained with lr = 0.005"):
+        train(load_config(str(job), told))
 
 
 def test_an_epoch_that_is_under_way_is_said_to_be_in_another_order(

@@ -41,7 +41,7 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
                 optimizer.state[parameter] = own
     rates = checkpoint.job_state()["learning_rates"]
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
-        group["lr"] = rate
+        group["initial_lr"], group["lr"] = group["lr"], rate  # as torch's schedules keep the peak
     weights, state = get_state_dict(module, optimizer)
     try:
         with warnings.catch_warnings():
