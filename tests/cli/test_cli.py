@@ -14,7 +14,6 @@ from typing import Any, get_args
 import pytest
 import yaml
 from pydantic_core import PydanticUndefined
-from work_folder import install
 
 from distcore.cli.commands import summaries
 from distcore.cli.commands.train import config_of
@@ -51,7 +50,7 @@ def field_of(flag: Flag) -> tuple[object, object]:
     [
         ["--help"],
         ["--version"],
-        *([name, "--help"] for name in ("train", "predict", "strategies")),
+        *([name, "--help"] for name in ("train", "predict", "eval")),
         pytest.param(["compare", "--help"], marks=pytest.mark.needs("distcore-workbench")),
     ],
     ids=" ".join,
@@ -84,7 +83,7 @@ def test_what_no_command_is_needed_for_imports_no_plugin(argument: str) -> None:
     [["train", "--help", "all", "--task=text-classification"], ["tasks", "text-classification"]],
     ids=" ".join,
 )
-@pytest.mark.needs("distcore-tasks")
+@pytest.mark.needs("distcore-tasks", "distcore-workbench")
 def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
     code = (
         "import sys; from distcore.cli.main import main\n"
@@ -280,41 +279,7 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
     assert "on_run_start" in Path("run/errors/traceback.txt").read_text()
 
 
-@pytest.mark.needs("distcore-ddp")
-def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["strategies", "--json"]) == 0
-    strategies = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
-    assert strategies["single"]["declares"]["processes"] == "one"
-    assert strategies["single"]["distribution"] == "distcore-core 0.1.0"
-    bucket = {option["name"]: option for option in strategies["ddp"]["options"]}["bucket_mb"]
-    assert (bucket["type"], bucket["default"]) == ("int", "25")
-    assert bucket["doc"].startswith("Gradient bucket size in MiB")
-
-
-@pytest.mark.needs("distcore-ddp")
-def test_strategies_as_tables_fit_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["strategies"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^single +one +any", out, re.MULTILINE)
-    assert main(["strategies", "ddp"]) == 0
-    assert "bucket_mb" in capsys.readouterr().out
-
-
-def test_broken_and_colliding_strategies_cost_one_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, module in (("one-dist", "missing_module:X"), ("two-dist", "missing_module:Y")):
-        install(tmp_path, name, f"[distcore.strategies]\nboth = {module}\nonly-{name} = {module}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["strategies"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (both,) = (line for line in lines if line.startswith("both:"))
-    assert "is provided twice: by one-dist 1.0 and by two-dist 1.0" in both
-    (broken,) = (line for line in lines if line.startswith("only-one-dist:"))
-    assert "does not import: ModuleNotFoundError: No module named 'missing_module'" in broken
-    assert any(line.startswith("single ") for line in lines)
-
-
+@pytest.mark.needs("distcore-workbench")
 def test_a_local_rank_before_the_command_is_taken_from_launchers_that_put_it_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,8 +73,8 @@ def test_two_distributions_with_one_command_are_refused_and_both_are_named(tmp_p
 
 @pytest.mark.programs
 def test_a_command_cannot_take_the_name_of_one_of_the_core(tmp_path: Path) -> None:
-    install(tmp_path, "distcore-hello", {"strategies": "distcore_hello"}, published_command())
-    assert "single" in distcore(tmp_path, "strategies").stdout
+    install(tmp_path, "distcore-hello", {"eval": "distcore_hello"}, published_command())
+    assert "distcore eval RUN_OR_CHECKPOINT" in distcore(tmp_path, "eval", "--help").stdout
 
 
 @pytest.mark.parametrize("name", ELSEWHERE["commands"])

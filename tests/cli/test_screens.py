@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import re
 import subprocess
 import sys
 
@@ -97,82 +95,8 @@ def test_help_is_as_wide_as_columns_says(
         assert len(longest) > (80 if columns > 80 else 64)
 
 
-@pytest.mark.parametrize(
-    "command", ["strategies", "tasks", "strategies ddp", "tasks text-classification", "train --help all"]
-)
-@pytest.mark.needs("distcore-ddp", "distcore-tasks")
-def test_listings_fit_eighty_columns_and_keep_names_whole(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    words = command.split()
-    try:
-        main(words)
-    except SystemExit:
-        assert "--help" in command
-    out = capsys.readouterr().out
-    prose = re.compile(r"^\S+: (limit|cannot be used): ")  # whole lines, for programs that read them
-    assert not [line for line in out.splitlines() if len(line) > 80 and not prose.match(line)]
-    of_help = words[0] == "train"
-    assert main([*(["tasks", "text-classification"] if of_help else words), "--json"]) == 0
-    described = json.loads(capsys.readouterr().out)
-    if len(words) == 1:
-        names = {facts["name"] for facts in described}
-    else:
-        names = {option["name"] for option in described[0]["options"]}
-    if of_help:
-        names = {f"--{name.replace('_', '-')}" for name in names if "." not in name}
-    assert not names - set(out.split())
-
-
-def test_the_strategies_are_a_table_of_a_few_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["strategies"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 12
-    assert lines[0].split() == ["strategy", "ranks", "devices", "precision", "shards", "owns"]
-    assert lines[-1] == "distcore strategies NAME shows the options of one."
-
-
-@pytest.mark.needs("distcore-ddp")
-def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["strategies", "ddp"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^strategy +ddp +$", out, re.M)
-    assert re.search(r"^distribution +distcore-ddp ", out, re.M)
-    assert re.search(r"^bucket_mb +int +25 ", out, re.M)
-    assert "single" not in out
-    assert main(["strategies", "ddp", "--json"]) == 0
-    assert [facts["name"] for facts in json.loads(capsys.readouterr().out)] == ["ddp"]
-
-
-@pytest.mark.needs("distcore-tasks")
-def test_one_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tasks", "text-classification"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^metrics +loss↓ accuracy↑", out, re.M)
-    assert "--set task_options.NAME=VALUE" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("strategies dpp", r"no strategy named 'dpp' \(installed: .*\) \(did you mean 'ddp'\?\)"),
-        ("tasks text", "no task named 'text'"),
-    ],
-)
-@pytest.mark.needs("distcore-ddp")
-def test_a_name_that_is_not_there_is_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.search(message, err)
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize("argument", ["tasks", "--help"], ids=["rich prints", "argparse prints"])
+@pytest.mark.needs("distcore-workbench")
 def test_a_reader_that_has_gone_ends_the_command_quietly(argument: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -253,7 +253,7 @@ def test_a_checkpoint_is_checked_before_ranks_start(
 ) -> None:
     monkeypatch.setattr(jobs, "launch", lambda *_, **__: pytest.fail("ranks were started"))
     told = {"out": str(tmp_path / "run"), "resume": str(accelerated[0]), "strategy": "ddp", "nproc": 2, "lr": 1e-3}
-    with pytest.raises(ConfigError, match="was trained with lr = 0.005"):
+    with pytest.raises(ConfigError, match=r"was trained with lr = 0\.005"):
         train(load_config(str(job), told))
 
 
