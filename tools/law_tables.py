@@ -3,7 +3,7 @@
 What is measured goes into docs/laws.json, case by case; without names everything is measured, and the date, the
 versions and the minutes are noted; with ``--tables-only`` nothing is. What stands between ``<!-- laws -->`` and
 ``<!-- /laws -->`` is made from that file: docs/laws.md has the largest error per law and bound, and a sentence about
-tasks. The README of a plugin names the measured settings and what is exempt; that of an example has a row per setting.
+tasks. The README of a plugin names the measured settings; that of an example has a row per setting.
 """
 
 from __future__ import annotations
@@ -160,16 +160,11 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """The cells of a plugin's README: measured settings and exempt cases; of an example's: errors and reasons, too."""
+    """The cells of a plugin's README: measured settings; of an example's: errors, and exempt cases with reasons."""
     cases, settings = numbers["cases"], numbers["settings"][folder]
     if folder.startswith("plugins/"):
         titles = "; ".join(setting["title"] for setting in settings)
-        gone = {name for setting in settings for name, error in setting["errors"].items() if isinstance(error, str)}
-        exempt = ", ".join(_listed([name for name in cases if name in gone], cases))
-        return (
-            f"Measured settings: {titles} ([errors]({ERRORS})). Exempt under some or all of them: {exempt}; "
-            "`distcore check` says why.\n"
-        )
+        return f"Measured settings: {titles} ([errors and exempt cases]({ERRORS})).\n"
     return "\n".join(
         [
             f"The largest error by law and bound. [Cases]({ERRORS}) without a column are exact.",

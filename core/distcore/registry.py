@@ -39,7 +39,7 @@ CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
     "commands": dict.fromkeys(
-        ("checkpoint", "compare", "new", "plan", "report", "strategies", "tasks", "tune", "watch"), "workbench"
+        ("check", "checkpoint", "compare", "new", "plan", "report", "strategies", "tasks", "tune", "watch"), "workbench"
     )
     | {"index": "data", "migrate": "migrate"},
     "exports": {"huggingface": "tasks"},

@@ -41,7 +41,7 @@ class StrategyContract:
 
     @pytest.mark.parametrize("case", all_cases())
     def test_law(self, case: str, request: pytest.FixtureRequest) -> None:
-        """A broken law fails with its error, its bound and where it was seen; a declared exemption skips."""
+        """A broken law fails with its error, its bound and where it was seen; an exempt case must break, and skips."""
         outcomes = request.session.stash.setdefault(_OUTCOMES, {})
         if (request.cls, case) not in outcomes:
             key = _key(request.node)
@@ -59,7 +59,7 @@ class TaskContract:
 
     @pytest.mark.parametrize("case", task_cases())
     def test_law(self, case: str) -> None:
-        """A broken law fails with its error, its bound and where it was seen; a declared exemption skips."""
+        """A broken law fails with its error, its bound and where it was seen; an exempt case must break, and skips."""
         _report(_measure_task(self.task, *sorted(self.settings.items()))[case])
 
 

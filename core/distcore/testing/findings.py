@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distcore.errors import DistcoreError
+from distcore.errors import DistcoreError, StrategyError, nearest
 from distcore.launchers.processes.failures import one_line
 
 LAWS = {
@@ -65,6 +65,19 @@ class Finding:
         """Return the result in one line."""
         measured = "" if self.error is None else f": error {self.error:.2g}, bound {self.bound:.2g}"
         return f"law {LAWS[self.law]}, {self.law}: {self.case} is {self.verdict}{measured}; {self.note}"
+
+    def excused(self, exempt: Mapping[str, str], strict: bool = True) -> Finding:
+        """Return it as skipped if it is broken, and ``exempt`` has its case or its law, mapped to the reason.
+
+        A case that is exempt but holds is broken, unless ``strict`` is false; an exempt law may have cases that hold.
+        """
+        reason = exempt.get(self.case)
+        if self.held is False and (excuse := reason or exempt.get(self.law)):
+            return replace(self, held=None, error=None, bound=None, note=excuse)
+        if self.held and reason and strict:
+            note = f"declared exempt, but it holds; take it out of exempt (reason there: {reason})"
+            return replace(self, held=False, error=None, bound=None, note=note)
+        return self
 
 
 class Skip(Exception):
@@ -139,3 +152,17 @@ def merged(findings: list[Finding]) -> Finding:
 def _badness(finding: Finding) -> tuple[bool, bool, float]:
     error = finding.error if finding.error is not None else float("inf")
     return finding.held is False, error != error, error
+
+
+def needless(exempt: Mapping[str, str], findings: Sequence[Finding]) -> StrategyError | None:
+    """Return an error if ``exempt`` has a law or case that excused none of ``findings``, which has every case.
+
+    None if a case is broken, which is to be seen first.
+    """
+    names = {name for finding in findings for name in (finding.case, finding.law)}
+    excused = {name for finding in findings for name in (finding.case, finding.law) if finding.note == exempt.get(name)}
+    without = sorted(exempt.keys() - excused)
+    if not without or any(finding.held is False for finding in findings):
+        return None
+    hint = "" if without[0] in names else nearest(without[0], names)
+    return StrategyError(f"exempt has {without[0]!r}{hint}, but every case of it holds or does not apply; take it out")

@@ -20,7 +20,7 @@ from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.resolve import strategies
-from distcore.testing.findings import Case, Finding, merged
+from distcore.testing.findings import Case, Finding, merged, needless
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.problem import meta_model
@@ -126,16 +126,15 @@ class _Work:
             self._launch()
         return [self.failed.get(number) or self._findings(number) for number in range(len(self.subjects))]
 
-    def _findings(self, number: int) -> list[Finding]:
-        return [self.findings[number, case] for case in range(len(self.subjects[number].cases))]
+    def _findings(self, number: int) -> list[Finding] | DistcoreError:
+        subject = self.subjects[number]
+        findings = [self.findings[number, case] for case in range(len(subject.cases))]
+        judged = subject.strict and len(findings) == len(all_cases())
+        return needless(subject.declared.exempt, findings) or findings if judged else findings
 
     def _plan(self, number: int, subject: Subject) -> None:
-        exempt = subject.strategy().capabilities.exempt
         for index, case in enumerate(subject.cases):
-            reason = exempt.get(case.name) or exempt.get(case.law)
-            if reason:
-                self._keep((number, index), case.skipped(reason))
-            elif case.name in JOB_CASES:
+            if case.name in JOB_CASES:
                 self._keep((number, index), self._measure_here(number, case))
             else:
                 self.todo.append((number, index))
@@ -189,7 +188,7 @@ class _Work:
             begun = {number for number, _ in launched if at & {setup_of(number), teardown_of(number)}}
             for number in begun or {number for number, _ in launched}:
                 self._fail(number, why)
-        if current and stacks:
+        if current and stacks and self.findings[current].held is False:
             self._count_hang(current[0])
         for file in stacks:
             file.unlink()
@@ -204,8 +203,9 @@ class _Work:
         for pair in [pair for pair in self.todo if pair[0] == number and self.hung[number] == HANGS]:
             self._keep(pair, self.subjects[number].cases[pair[1]].skipped(f"not measured: {HANGS} cases hung before"))
 
-    def _keep(self, pair: tuple[int, int], finding: Finding) -> None:
-        self.findings[pair] = finding
+    def _keep(self, pair: tuple[int, int], measured: Finding) -> None:
+        subject = self.subjects[pair[0]]
+        self.findings[pair] = finding = measured.excused(subject.declared.exempt, subject.strict)
         self.todo = [other for other in self.todo if other != pair]
         self.report(finding)
 
@@ -234,5 +234,7 @@ def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Itera
     cases = _chosen(task_cases(), only)
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         lab = task_lab(name, settings or {}, Path(folder))
-        exempt: Mapping[str, str] = lab.task.exempt
-        return [case.skipped(exempt[case.name]) if case.name in exempt else case.measure_in(lab) for case in cases]
+        findings = [case.measure_in(lab).excused(lab.task.exempt) for case in cases]
+        if not only and (error := needless(lab.task.exempt, findings)):
+            raise error
+        return findings

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from distcore.config import RunConfig
 from distcore.errors import DistcoreError
-from distcore.plugin.strategy.capabilities import ChecksModel
+from distcore.plugin.strategy.capabilities import Capabilities, ChecksModel
 from distcore.resolve import strategies
 from distcore.testing.findings import Case
 from distcore.testing.problem import meta_model
@@ -34,6 +34,16 @@ class Subject:
         if self.make is None:
             return strategies.of(self.config)
         return strategies.bind(self.config.strategy, self.make(self.config))
+
+    @cached_property
+    def declared(self) -> Capabilities:
+        """The strategy's declaration."""
+        return self.strategy().capabilities
+
+    @property
+    def strict(self) -> bool:
+        """True if exempt cases must fail: not if timing decides, or if there are no ranks to differ."""
+        return self.declared.deterministic and (self.config.nproc != 1 or self.declared.processes == "one")
 
     @cached_property
     def blocks(self) -> int:

@@ -32,6 +32,8 @@ from distcore_ddp.traced_buckets import TracedBuckets
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
+INEXACT = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
+"""Laws and cases that rounded gradients break."""
 NEEDS_FIND_UNUSED = "needs strategy_options.find_unused=true"
 
 
@@ -83,10 +85,10 @@ class DDPStrategy:
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED
         if self.static_graph and not self.find_unused:
-            exempt["bit-for-bit"] = "above two ranks torch regroups its buckets after step 1, which changes rounding"
+            exempt["bit-for-bit"] = "the first step of a process rounds otherwise: torch then regroups its buckets"
         if self.compression != "none":
             reason = f"gradients are sent in {self.compression}"
-            exempt |= dict.fromkeys(("gradient", "clipping", "neutral-names", "into-single", "from-single"), reason)
+            exempt |= dict.fromkeys(INEXACT, reason)
         return exempt
 
     def plan_memory(

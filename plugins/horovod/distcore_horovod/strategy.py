@@ -89,7 +89,7 @@ class HorovodStrategy:
         )
 
     def _exempt(self) -> dict[str, str]:
-        inexact = ("gradient", "clipping", "neutral-names", "into-single", "from-single")
+        inexact = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
         exempt = {}
         if not self.find_unused:
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED

@@ -106,8 +106,8 @@ class Capabilities:
     exempt: Mapping[str, str] = field(default_factory=dict)
     """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, mapped to the reason.
 
-    ``distcore check`` skips them and shows the reason. If they depend on the strategy's options, make
-    ``capabilities`` a property.
+    ``distcore check`` shows the reason; a case that holds all the same, and a law without a case that fails, are
+    errors. If they depend on the strategy's options, make ``capabilities`` a property.
     """
 
     def takes_optimizer(self, name: str, elementwise: bool) -> bool:

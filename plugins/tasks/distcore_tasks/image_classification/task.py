@@ -15,7 +15,6 @@ from distcore_tasks.image_classification.models import build_model
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.prepare import ImageDatasets, empty_datasets, prepare_images
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
-from distcore_tasks.image_classification.shapes import SHAPES, ResNetShape
 from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
 from distcore_tasks.shared.bad_rows import write_bad_rows
 from distcore_tasks.shared.classification.predictions import (
@@ -38,12 +37,6 @@ class ImageClassification(ImageOptions):
     """One label per image; implements ``distcore.plugin.task.task.Task``."""
 
     embedded: ClassVar = tuple(EMBEDDED)
-
-    @property
-    def exempt(self) -> dict[str, str]:
-        """Cases of the laws that do not hold, with the reason."""
-        mixes = isinstance(SHAPES.get(self.model), ResNetShape)
-        return {"loss-is-a-sum": "batch normalization counts all images of a step"} if mixes else {}
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the datasets after decoding all images once. Raises DataError, ModelError or ConfigError."""

@@ -58,23 +58,13 @@ class Kit:
             lab = self._make_lab(name, settings or {}, Path(folder))
             self._check_known(lab.exempt, f"{self.kind} {name!r}: exempt")
             cases = [case for case in self.cases.values() if not wanted or case.name in wanted]
-            return [_measured(case, lab, lab.exempt.get(case.name)) for case in cases]
+            return [case.measure_in(lab).excused(lab.exempt) for case in cases]
 
     def _check_known(self, names: Iterable[str], where: str) -> None:
         for name in names:
             if name not in self.cases:
                 listed = ", ".join(self.cases)
                 raise ConfigError(f"{where}: no case {name!r}{nearest(name, self.cases)} (cases: {listed})")
-
-
-def _measured(case: Case, lab: Any, exempt: str | None) -> Finding:
-    """Measure a case. One that is declared as not kept must be broken: then it counts as skipped."""
-    finding = case.measure_in(lab)
-    if exempt is None:
-        return finding
-    if finding.held:
-        return case.broken(f"declared exempt, but it holds; take it out of exempt (reason there: {exempt})")
-    return case.skipped(exempt)
 
 
 def none_of(wrong: Iterable[str], what: str, then: str) -> Measured:

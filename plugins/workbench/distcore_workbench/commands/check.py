@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from distcore import registry
-from distcore.config import parse_settings
+from distcore.cli import parse_settings
+from distcore.jobs import load, offers
 
 if TYPE_CHECKING:
-    from distcore.testing.findings import Finding
+    from distcore.testing import Finding
 
 SUMMARY = "measure the laws against a strategy, a task or another plugin"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
     what.add_argument("--task", metavar="NAME", help="an installed task, or file.py:Class; measured in one process")
-    for kind in registry.offers("kits"):
+    for kind in offers("kits"):
         what.add_argument(f"--{kind}", metavar="NAME", help=f"an installed {kind}, or file.py:Class")
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start for a strategy (default: 2)")
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings. Exit code 0 if no case is broken, else 1; declared exemptions are skipped."""
+    """Print the findings. Exit code 0 if no case is broken, else 1."""
     findings: list[Finding] = []
     facts: dict[str, int] = {}
 
@@ -61,12 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]) -> list[Finding]:
-    from distcore.testing.runner import check_task, measure, subject_of
+    from distcore.testing import check_task, measure, subject_of
 
     settings = parse_settings(arguments.set)
-    for kind in ("task", *registry.offers("kits")):
+    for kind in ("task", *offers("kits")):
         if name := getattr(arguments, kind):
-            check = check_task if kind == "task" else registry.load("kits", kind)
+            check = check_task if kind == "task" else load("kits", kind)
             for finding in (measured := check(name, settings, arguments.case)):
                 report(finding)
             return measured
@@ -80,7 +80,7 @@ def show(findings: list[Finding]) -> None:
     from rich.text import Text
 
     from distcore.tables import print_cells, say, stdout_console
-    from distcore.testing.findings import LAWS, SCALE
+    from distcore.testing import LAWS, SCALE
 
     console = stdout_console()
     rows = [
