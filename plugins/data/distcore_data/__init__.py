@@ -4,10 +4,19 @@ Any task may import the names in ``__all__``. Begin with ``files``. pyarrow, dat
 they are first used, so that a task's class can be imported without them.
 """
 
-from distcore_data.bad_rows import BadRows, skipping
+from distcore_data.bad_rows import BadRows, pass_over, skipping
 from distcore_data.cache import cache_root, cached_folder
 from distcore_data.fetching import present
-from distcore_data.files import Source, check_source, class_names, data_format, read_records, source_digest, source_name
+from distcore_data.files import (
+    Source,
+    check_source,
+    class_names,
+    data_format,
+    numbered_records,
+    read_records,
+    source_digest,
+    source_name,
+)
 from distcore_data.filters import Filtered
 from distcore_data.formats.columns import Record, describe_value, row_error
 from distcore_data.indexes.choosing import choose_rows
@@ -39,6 +48,8 @@ __all__ = [
     "describe_value",
     "files_of",
     "find_split",
+    "numbered_records",
+    "pass_over",
     "present",
     "read_records",
     "row_error",

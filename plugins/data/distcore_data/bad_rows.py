@@ -1,4 +1,4 @@
-"""Rows that cannot be read or lack a column: refused, or passed over up to a number that the user allows."""
+"""Bad rows: refused, or passed over up to a number that the user allows."""
 
 from __future__ import annotations
 
@@ -46,6 +46,13 @@ def skipping(limit: int) -> Iterator[BadRows]:
         _PASSED_OVER.reset(token)
 
 
+def pass_over(error: DataError) -> None:
+    """Pass over a bad row by its error. Raises it outside ``skipping``, and where there is no room for it."""
+    if (bad := _PASSED_OVER.get()) is None:
+        raise error
+    bad.pass_over(error)
+
+
 def good_rows(rows: Iterable[R | RowError]) -> Iterator[R]:
     """Yield the records, which may have their numbers with them.
 
@@ -57,10 +64,7 @@ def good_rows(rows: Iterable[R | RowError]) -> Iterator[R]:
             is_empty = False
             yield row
             continue
-        bad = _PASSED_OVER.get()
-        if bad is None:
-            raise row
-        bad.pass_over(row)
+        pass_over(row)
         first = first or row
     if first and is_empty:
         raise first

@@ -74,10 +74,15 @@ def is_copy(file: Path) -> bool:
 
 def of_remote(error: E, file: Path) -> E:
     """Return the error of a file; that of a copy names the remote file in its place."""
-    if remote := REMOTE.get(file):
+    if file in REMOTE:
         error = copy(error)
-        error.args = (str(error).replace(str(file), remote.own_url),)
+        error.args = (str(error).replace(str(file), shown(file)),)
     return error
+
+
+def shown(file: Path) -> str:
+    """Return the name of a file in messages; that of a copy is the URL of the remote file."""
+    return REMOTE[file].own_url if file in REMOTE else str(file)
 
 
 def copies_folder() -> Path:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from distcore import DataError, nearest
 from distcore_data.bad_rows import good_rows
-from distcore_data.fetching import is_copy, of_remote, present
+from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
 from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
-from distcore_data.formats.columns import Columns, Record, RowError
+from distcore_data.formats.columns import Columns, Record, RowError, row_error
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
@@ -46,31 +46,63 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     from 1 without a header; bad rows are passed over inside ``skipping``. Memory holds a
     whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow file or a split, or one row of others.
     """
+    return (record for _, record in numbered_records(source, columns))
+
+
+def numbered_records(
+    source: Source, columns: Columns, problem: Callable[[Record], str | None] = lambda record: None
+) -> Iterator[tuple[int, Record]]:
+    """Yield the records, each with the number of its row, from 0, as ``IndexedRows`` counts.
+
+    ``problem`` returns what is wrong with a record, which makes it a bad row. Raises as ``read_records`` does.
+    """
     check_source(source)
     if isinstance(source, Filtered):
-        return _kept(source, columns)
+        return _kept(source, columns, problem)
     if isinstance(source, Split):
-        return good_rows(read_arrow_files(source_name(source), source.files, columns))
-    return good_rows(_rows(files_of(source), columns))
+        name = source_name(source)
+        return good_rows(_counted(read_arrow_files(name, source.files, columns), name, 0, problem))
+    return good_rows(_rows(files_of(source), columns, problem))
 
 
-def _rows(paths: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
+def _rows(
+    paths: Iterable[Path], columns: Columns, problem: Callable[[Record], str | None]
+) -> Iterator[tuple[int, Record] | RowError]:
     parts = [(path, *part) for path in paths for part in parts_of(path)]
-    files = present(file for _, file, _ in parts)
+    files, start = present(file for _, file, _ in parts), 0
     for (path, file, place), _ in zip(parts, files, strict=True):
         try:
-            for row in read_rows(path, columns, place):
-                yield of_remote(row, file) if isinstance(row, RowError) else row
+            rows = (
+                of_remote(row, file) if isinstance(row, RowError) else row for row in read_rows(path, columns, place)
+            )
+            end = yield from _counted(rows, f"data file {shown(file)}", start, problem)
         except DataError as error:
             raise of_remote(error, file) from None
+        start = end if file == path else start + FOLDERS[format_of(path)].rows(path)[place.part]
 
 
-def _kept(source: Filtered, columns: Columns) -> Iterator[Record]:
+def _counted(
+    rows: Iterable[Record | RowError], name: str, start: int, problem: Callable[[Record], str | None]
+) -> Generator[tuple[int, Record] | RowError, None, int]:
+    """Yield the rows of the file ``name`` with their numbers, or their errors. Return the number after the last."""
+    number = start
+    for row in rows:
+        what = None if isinstance(row, RowError) else problem(row)
+        error = row_error(name, number - start + 1, what) if what else row
+        yield error if isinstance(error, RowError) else (number, error)
+        number += error.rows if isinstance(error, RowError) else 1
+    return number
+
+
+def _kept(source: Filtered, columns: Columns, problem: Callable[[Record], str | None]) -> Iterator[tuple[int, Record]]:
+    def problem_of_kept(record: Record) -> str | None:
+        return problem(record[:-1]) if source.keeps(record[-1]) else None
+
     name, rows = source_name(source.source), 0
-    for *record, value in read_records(source.source, {**columns, FILTER: source.column}):
-        if source.keeps(value):
+    for number, record in numbered_records(source.source, {**columns, FILTER: source.column}, problem_of_kept):
+        if source.keeps(record[-1]):
             rows += 1
-            yield tuple(record)
+            yield number, record[:-1]
     if not rows:
         raise source.keeps_none(name)
 

@@ -25,6 +25,8 @@ class RowError(DataError):
 class CutError(RowError):
     """The error of a row and of all after it in a file: a reader cannot go on after it."""
 
+    rows = 0
+
 
 def row_error(name: str, number: int, problem: str) -> RowError:
     """Return the error for row ``number``, counted from 1, of the source ``name``."""

@@ -108,7 +108,7 @@ def _scanned(file: Path) -> FileIndex:
         rows, cut = 0, None
         for row in read_rows(file, {}):
             cut = row if isinstance(row, CutError) else None
-            rows += 0 if cut else row.rows if isinstance(row, RowError) else 1
+            rows += row.rows if isinstance(row, RowError) else 1
         if cut is None:  # the damage is no end
             raise
         with file.open("rb") as opened:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.bad_rows import good_rows
-from distcore_data.fetching import of_remote, present
+from distcore_data.fetching import of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows
-from distcore_data.formats.columns import Columns, CutError, Record, RowError
+from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error
 from distcore_data.formats.csv_rows import csv_delimiter
 from distcore_data.formats.places import START, Place
 from distcore_data.indexes.workers import index_files
@@ -71,24 +70,17 @@ class IndexedRows:
                 raise of_remote(error, file) from None
         return [read[number] for number in numbers.tolist()]
 
-    def readable(self) -> Iterator[tuple[int, Record]]:
-        """Yield each row with its number, from the first; inside ``skipping`` bad rows are passed over.
-
-        They are those of ``read_records``. Raises DataError.
-        """
-        return good_rows(self._each())
-
-    def _each(self) -> Iterator[tuple[int, Record] | RowError]:
-        """Yield each row with its number, and errors in the places of others."""
-        parts = [(owner, *part) for owner, path in enumerate(self._parts) for part in parts_of(path)]
-        for (owner, file, place), _ in zip(parts, present(file for _, file, _ in parts), strict=True):
-            number = int(self._ends[owner] + (self._places[owner][place.part, 0] if place.part else 0))
-            try:
-                for row in read_rows(self._parts[owner], self._columns, place):
-                    yield of_remote(row, file) if isinstance(row, RowError) else (number, row)
-                    number += row.rows if isinstance(row, RowError) else 1
-            except DataError as error:
-                raise of_remote(error, file) from None
+    def problem(self, number: int, what: str) -> RowError:
+        """Return the error of a row, which names its file, and its number there."""
+        if isinstance(self._source, Split):
+            return row_error(source_name(self._source), number + 1, what)
+        owner = int(np.searchsorted(self._ends, number, "right")) - 1
+        row = number - int(self._ends[owner])
+        [(file, _, _)] = self._by_file(owner, np.array([row]))
+        if file != self._parts[owner]:
+            starts = self._places[owner][:, 0]
+            row -= int(starts[np.searchsorted(starts, row, "right") - 1])
+        return row_error(f"data file {shown(file)}", row + 1, what)
 
     def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, np.ndarray]]:
         """Yield rows of one file or folder, ascending, by the file that they are in."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from distcore import DataError, ModelError
 from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore_tasks.causal_lm.options import CausalOptions, Form
 from distcore_tasks.causal_lm.rows import TextRows
-from distcore_tasks.shared.splits import Part
-from distcore_tasks.shared.streams.datasets import Problem
+from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 Encoded = tuple[np.ndarray, np.ndarray]
@@ -23,31 +22,37 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 
 def encode(
-    part: Part[TextRows], tokenizer: Any, options: CausalOptions, folder: Path, sources: Sequence[int] = ()
+    part: Part[TextRows],
+    refuse: Refuse,
+    tokenizer: Any,
+    options: CausalOptions,
+    folder: Path,
+    sources: Callable[[np.ndarray], Sequence[int]],
 ) -> tuple[Arrays, int, list[int]]:
     """Write the tokens of all rows into ``folder``, the new folder of a dataset.
 
-    ``sources``: the first record of each source of a mixture, and the end of the last. No row has tokens of two.
+    ``sources`` returns the first record of each source of a mixture, and the end of the last. No row has tokens of two.
     Returns the memory-mapped arrays, the number of rows that were cut to ``max_seq_len``, and the first row of each
     source, and the end of the last. Raises DataError or ModelError.
     """
     if part.rows.form == "documents":
-        arrays, rows = _write_blocks(_documents(part.values(), tokenizer, options), options, folder, sources)
+        documents = _documents(part.values(), tokenizer, options)
+        arrays, rows = _write_blocks(documents, options, folder, sources(part.numbers))
         return arrays, 0, rows
     check_tokenizer(part.rows, tokenizer)
-    answers = _answers(part.rows.form, tokenizer, options.max_seq_len, part.values(), part.problem)
-    return *_write_answers(answers, folder), list(sources)
+    answers = _answers(part.rows.form, tokenizer, options.max_seq_len, part.values(), refuse)
+    return *_write_answers(answers, folder), list(sources(part.numbers))
 
 
 def encode_some(
-    form: Form, tokenizer: Any, options: CausalOptions, values: Sequence[Any], problem: Problem
+    form: Form, tokenizer: Any, options: CausalOptions, values: Sequence[Any], refuse: Refuse
 ) -> Iterator[Encoded]:
-    """Yield tokens and flags of each row, of which a document may be longer than ``max_seq_len``. Raises DataError."""
+    """Yield tokens and flags of each row, of which a document may be longer than ``max_seq_len``."""
     if form == "documents":
         for tokens in _documents(values, tokenizer, options):
             yield tokens, np.full(len(tokens), COUNTED, np.uint8)
     else:
-        for tokens, flags, _ in _answers(form, tokenizer, options.max_seq_len, values, problem):
+        for tokens, flags, _ in _answers(form, tokenizer, options.max_seq_len, values, refuse):
             yield tokens, flags
 
 
@@ -59,17 +64,17 @@ def _documents(values: Iterable[Any], tokenizer: Any, options: CausalOptions) ->
 
 
 def _answers(
-    form: Form, tokenizer: Any, length: int, values: Iterable[Any], problem: Problem
+    form: Form, tokenizer: Any, length: int, values: Iterable[Any], refuse: Refuse
 ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
     """Yield tokens and flags of each row, cut to ``length`` input tokens, and whether any token was cut off.
 
-    Raises DataError if no token of the answer is left.
+    Refuses rows of whose answers no token is left.
     """
-    rows = _conversations(values, tokenizer, problem) if form == "messages" else _prompts(values, tokenizer)
+    rows = _conversations(values, tokenizer, refuse) if form == "messages" else _prompts(values, tokenizer)
     for place, (tokens, counted) in enumerate(rows):
         if not counted[1 : length + 1].any():
             before = f"{int(np.argmax(counted))} tokens come before it"
-            raise problem(place, f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})")
+            refuse(place, f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})")
         flags = counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED)
         yield tokens[: length + 1], flags, len(tokens) > length + 1
 
@@ -148,13 +153,15 @@ def check_tokenizer(rows: TextRows, tokenizer: Any) -> None:
             raise ModelError(f"{rows.name}: {known}")
 
 
-def _conversations(values: Iterable[Any], tokenizer: Any, problem: Problem) -> Iterator[Encoded]:
+def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Encoded]:
     """Yield each conversation, formatted by the chat template. The assistant's answers are targets."""
     for place, messages in enumerate(values):
         try:
             text, answers = _as_text(messages, tokenizer)
         except DataError as error:
-            raise problem(place, str(error)) from None
+            refuse(place, str(error))
+            yield np.zeros(2, np.int32), np.array([False, True])  # in the place of a row that is passed over
+            continue
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         begins = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
         counted = np.zeros(len(begins), bool)

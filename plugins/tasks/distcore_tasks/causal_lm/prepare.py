@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from distcore import DataError, Dataset
 from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.causal_lm.encode import check_tokenizer, encode
+from distcore_tasks.causal_lm.encode import check_tokenizer, encode, encode_some
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import TextRows, read_rows, texts_of
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
@@ -69,26 +71,27 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
     facts: dict[str, dict[str, object]] = {}
     sources: list[int] = []
-    records: list[int] = []
     sizes: list[float] = []
     if options.stream:
         corpus = _rows(options.data, options)
         form, own = corpus.form, replace(options, stream=False, form=corpus.form)
-        stream = read_stream_parts(options, corpus, lambda source: _rows(source, own), seed, folder / "train")
-        parts, sources = stream.held_out, stream.sources(options)
-        facts["train"] = {_UNITS[form]: len(stream.train), "rows": len(stream.train), "rows_cut": 0}
+        stream = read_stream_parts(options, corpus, lambda source: _rows(source, own), seed)
         tokenizer = _make_tokenizer(options, stream.train.sample)
         check_tokenizer(corpus, tokenizer)
+        stream = stream.saved(folder / "train", partial(encode_some, form, tokenizer, options), options)
+        parts, sources = stream.held_out, stream.sources(options)
+        facts["train"] = {_UNITS[form]: len(stream.train), "rows": len(stream.train), "rows_cut": 0}
         sizes = corpus_sizes(stream.train, form, tokenizer, options, sources)
     else:
         parts = _parts(options, seed)
         train = parts["train"]
         form = train.rows.form
         tokenizer = _make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
-        records = source_bounds(options, lambda source: _rows(source, options), train.numbers)
     common = None
     for name, part in parts.items():
-        arrays, cut, rows = encode(part, tokenizer, options, folder / name, records if name == "train" else ())
+        bounds = partial(_bounds, options) if name == "train" else _no_bounds
+        write = partial(encode, tokenizer=tokenizer, options=options, folder=folder / name, sources=bounds)
+        part, (arrays, cut, rows) = part.encoded(folder / name, write)
         sources = rows if name == "train" else sources
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
@@ -113,6 +116,14 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
 
 def _rows(source: str, options: CausalOptions) -> TextRows:
     return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, options))
+
+
+def _bounds(options: CausalOptions, numbers: np.ndarray) -> list[int]:
+    return source_bounds(options, lambda source: _rows(source, options), numbers)
+
+
+def _no_bounds(numbers: np.ndarray) -> list[int]:
+    return []
 
 
 def _make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data import Record, Source, check_source, describe_value, read_records, row_error, skipping, source_name
+from distcore_data import Record, Source, check_source, describe_value, read_records, skipping, source_name
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore_tasks.causal_lm.vocabulary import ROLES
-from distcore_tasks.shared.lazy_rows import Values, read_values
+from distcore_tasks.shared import source_rows as shared_rows
+from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.source_rows import Rows, stream_rows
 from distcore_tasks.shared.sources import text_problem
-from distcore_tasks.shared.streams.values import Check, NumberedValues, choose_values, open_values
 
 COLUMNS: dict[Form, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -27,19 +27,12 @@ GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COL
 """The column of each form with the input for generation."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextRows:
-    """Rows in file order."""
+@dataclass(frozen=True)
+class TextRows(Rows[Any]):
+    """Rows in file order. The value of each is a text, a pair (prompt, completion), or a list of messages."""
 
-    name: str
-    """Name of these rows in error messages, such as ``data file chats.jsonl``."""
     form: Form
     """Form of every row."""
-    values: Values[Any]
-    """For each row a text, a pair (prompt, completion), or a list of messages."""
-
-    def __len__(self) -> int:
-        return len(self.values)
 
 
 def texts_of(values: Iterable[Any]) -> Iterator[str]:
@@ -54,25 +47,16 @@ def texts_of(values: Iterable[Any]) -> Iterator[str]:
 def read_rows(source: Source, options: CausalOptions) -> TextRows:
     """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
     check_source(source)
-    name = source_name(source)
     form = _detect_form(source, options) if options.form == "auto" else options.form
-    asked = _column_names(COLUMNS[form], options.columns)
-    check = row_check(name, form)
-    if options.stream:
-        return _require_rows(TextRows(name, form, choose_values(source, asked, check, options.skip_bad_rows)))
-    values = read_values(source, lambda: check(enumerate(read_records(source, asked), 1)))
-    return _require_rows(TextRows(name, form, values))
+    schema = schema_of(form, options.columns)
+    most = options.skip_bad_rows
+    rows = stream_rows(source, schema, most) if options.stream else shared_rows.read_rows(source, schema)
+    return TextRows(rows.name, rows.values, form)
 
 
-def open_stream(source: Source, form: Form, options: CausalOptions, folder: Path) -> NumberedValues[Any]:
-    """Return the training rows that ``save_values`` saved to ``folder``."""
-    asked = _column_names(COLUMNS[form], options.columns)
-    return open_values(source, asked, row_check(source_name(source), form), folder)
-
-
-def row_check(name: str, form: Form) -> Check[Any]:
-    """Return the function that makes values of records. It raises DataError for one that cannot be used."""
-    return partial(_checked, name, form)
+def schema_of(form: Form, columns: Columns) -> Schema[Any]:
+    """Return what is read of a row."""
+    return Schema(_column_names(COLUMNS[form], columns), partial(_problem, form), partial(_value, form))
 
 
 def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
@@ -84,20 +68,11 @@ def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> TextRows:
     """Return checked records. Raises DataError with a message that starts with ``name``."""
-    return _require_rows(TextRows(name, form, list(_checked(name, form, enumerate(records, 1)))))
+    return TextRows(name, list(shared_rows.checked(name, records, schema_of(form, Columns()))), form)
 
 
-def _require_rows(rows: TextRows) -> TextRows:
-    if not len(rows):
-        raise DataError(f"{rows.name}: holds no rows")
-    return rows
-
-
-def _checked(name: str, form: Form, records: Iterable[tuple[int, Record]]) -> Iterator[Any]:
-    for number, record in records:
-        if problem := _problem(form, record):
-            raise row_error(name, number, problem)
-        yield record if form == "prompts" else _without_nulls(record[0]) if form == "messages" else record[0]
+def _value(form: Form, record: Record) -> Any:
+    return record if form == "prompts" else _without_nulls(record[0]) if form == "messages" else record[0]
 
 
 def _without_nulls(messages: Any) -> list[dict[str, object]]:

@@ -13,13 +13,13 @@ from distcore_tasks.causal_lm.dataset import COUNTED, Arrays, SequenceDataset, e
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.encode import encode_some
 from distcore_tasks.causal_lm.options import CausalOptions, Form
-from distcore_tasks.causal_lm.rows import open_stream
+from distcore_tasks.causal_lm.rows import schema_of
 from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.sources import source_file
 from distcore_tasks.shared.streams.datasets import Encoded, EncodedColumn, EncodedRows, StreamedDataset, mean_lengths
 from distcore_tasks.shared.streams.preparing import stream_digest
-from distcore_tasks.shared.streams.values import NumberedValues
+from distcore_tasks.shared.streams.values import NumberedValues, open_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +107,8 @@ def open_corpus(
 ) -> StreamedSequences:
     """Return the training rows, with the tokenizer of a cache entry."""
     form: Form = entry.record["form"]
-    values = open_stream(source_file(options.data, EMBEDDED, options.filter), form, options, entry.folder / "train")
+    source, schema = source_file(options.data, EMBEDDED, options.filter), schema_of(form, options.columns)
+    values = open_values(source, schema, entry.folder / "train")
     tokenizer = load_tokenizer(options.model, entry.tokenizer)
     return StreamedSequences(
         rows=EncodedRows(values, partial(encode_some, form, tokenizer, options)),

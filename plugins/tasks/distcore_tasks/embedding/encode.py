@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from distcore_tasks.embedding.options import EmbeddingOptions
-from distcore_tasks.embedding.rows import Texts
 from distcore_tasks.shared.jagged import Flat, flat_of
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.tokenize_rows import chunks, tokenize_chunk
 
 
-def encode(rows: Iterable[Texts], tokenizer: Any, options: EmbeddingOptions) -> Iterator[tuple[list[Flat], int]]:
+def encode(
+    rows: Iterable[tuple[str, ...]], tokenizer: Any, options: EmbeddingOptions
+) -> Iterator[tuple[list[Flat], int]]:
     """Yield the tokens of a chunk of rows, one ``Flat`` for each text of a row, and the number of texts cut.
 
     Raises ModelError for a token outside the model's vocabulary.

@@ -14,13 +14,14 @@ from distcore_tasks.embedding.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.embedding.encode import encode
 from distcore_tasks.embedding.models import check_model
 from distcore_tasks.embedding.options import EmbeddingOptions
-from distcore_tasks.embedding.rows import Groups, read_groups
+from distcore_tasks.embedding.rows import Groups, schema_of
 from distcore_tasks.shared.bert import hidden_size
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.row_order import in_order
+from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
@@ -100,7 +101,7 @@ def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dic
 def _rows(source: str, options: EmbeddingOptions) -> Groups:
     if source in EMBEDDED and options.columns.negative is not None:
         raise DataError(f"dataset {source}: has no negatives; leave out columns.negative, or name a file with --data")
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_groups(path, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
 
 
 def _make_tokenizer(options: EmbeddingOptions, train: Part[Groups]) -> Any:

@@ -1,50 +1,22 @@
-"""Read and check rows: an anchor, a text that belongs to it and, with a column of negatives, one that does not."""
+"""Rows of texts: an anchor, a text that belongs to it and, with a column of negatives, one that does not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from distcore import DataError
-from distcore_data import Source, read_records, row_error, source_name
+from distcore_data import Record
 from distcore_tasks.embedding.options import Columns
-from distcore_tasks.shared.lazy_rows import Values, read_values
-from distcore_tasks.shared.sources import text_problem
+from distcore_tasks.shared.schema import Schema, texts_schema
+from distcore_tasks.shared.source_rows import Rows, given_rows
 
-Texts = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Rows in file order; implements ``distcore_tasks.shared.splits.Rows``."""
-
-    name: str
-    """Name of these rows in error messages, such as ``data file pairs.jsonl``."""
-    values: Values[Texts]
-    """The texts of each row, none of them blank: anchor, positive and, if rows have one, negative."""
+Groups = Rows[tuple[str, ...]]
 
 
-def read_groups(source: Source, columns: Columns) -> Groups:
-    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
-    name, asked = source_name(source), {f"columns.{role}": str(getattr(columns, role)) for role in columns.names}
-    values = read_values(source, lambda: checked(name, read_records(source, asked), columns.names))
-    return _require_rows(Groups(name, values))
+def schema_of(columns: Columns) -> Schema[tuple[str, ...]]:
+    """Return what is read of a row."""
+    return texts_schema({role: str(getattr(columns, role)) for role in columns.names}, columns.names)
 
 
-def check_groups(name: str, records: Iterable[tuple[object, ...]]) -> Groups:
+def check_groups(name: str, records: Iterable[Record]) -> Groups:
     """Return checked pairs. Raises DataError with a message that starts with ``name``."""
-    return _require_rows(Groups(name, list(checked(name, records, Columns().names))))
-
-
-def checked(name: str, records: Iterable[tuple[object, ...]], names: Sequence[str], start: int = 1) -> Iterator[Texts]:
-    """Yield checked records, whose texts are ``names``. Raises DataError with the row, counted from ``start``."""
-    for number, record in enumerate(records, start):
-        if problem := next(filter(None, map(text_problem, record, names)), None):
-            raise row_error(name, number, problem)
-        yield tuple(map(str, record))
-
-
-def _require_rows(rows: Groups) -> Groups:
-    if not len(rows.values):
-        raise DataError(f"{rows.name}: holds no rows")
-    return rows
+    return given_rows(name, records, schema_of(Columns()))

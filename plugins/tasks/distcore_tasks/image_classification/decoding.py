@@ -84,14 +84,18 @@ def check_images(count: int, read: Callable[[int], bytes]) -> tuple[np.ndarray, 
 
 
 def valid_images(
-    digests: np.ndarray, problems: Mapping[int, str], name: str, bad: BadRows, places: Callable[[Sequence[int]], str]
+    digests: np.ndarray,
+    problems: Mapping[int, str],
+    bad: BadRows,
+    error: Callable[[int, str], DataError],
+    places: Callable[[Sequence[int]], str],
 ) -> list[int]:
     """Return the numbers of the valid images, and add the others to ``bad``; the arguments are of ``check_images``.
 
-    ``places`` names the places of images. Raises DataError, one line, with the places of invalid ones, if there is no
-    room for them, or none is valid.
+    ``error`` returns that of an image, ``places`` names the places of several. Raises DataError, one line, with the
+    places of invalid ones, if there is no room for them, or none is valid.
     """
-    lines = {row: f"{name}, {places([row])}: {problem}" for row, problem in problems.items()}
+    lines = {row: str(error(row, problem)) for row, problem in problems.items()}
     if len({*lines.values(), *bad.problems}) > bad.limit or len(lines) == len(digests) > 0:
         first, *others = problems
         some = f"; {len(others)} more cannot be used: {places(others[:3])}{' …' * (len(others) > 3)}" if others else ""

@@ -6,18 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from distcore import DataError
 from distcore_data import (
     BadRows,
+    Filtered,
+    IndexedRows,
     Source,
     cached_folder,
     class_names,
     describe_value,
-    read_records,
-    row_error,
+    numbered_records,
     skipping,
     source_digest,
     source_name,
@@ -27,7 +29,7 @@ from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.rows import Blob, Images
 from distcore_tasks.shared.classification.labels import label_problem
 
-FORMAT = 2
+FORMAT = 3
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 BAD_ROWS = "bad_rows.json"
 """File of a cache entry with a line for each image that was passed over."""
@@ -41,7 +43,7 @@ def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
     name = source_name(source)
     check_pillow(name)
     key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image, columns.label]).encode()).hexdigest()
-    folder = cached_folder("images", key[:40], lambda folder: _copy(name, source, columns, most_bad_rows, folder))
+    folder = cached_folder("images", key[:40], lambda folder: _copy(source, columns, most_bad_rows, folder))
     return Images(
         name=name,
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
@@ -58,69 +60,76 @@ def open_unlabeled(source: Source, columns: Columns) -> Blob:
     key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
 
     def copy(folder: Path) -> None:
-        images = (image for (image,) in read_records(source, {"columns.image": columns.image}))
+        records = numbered_records(source, {"columns.image": columns.image})
         with skipping(0) as bad:
-            _write_images(name, source, images, folder, bad)
+            _write_images(source, ((number, image, None) for number, (image,) in records), folder, bad)
 
     return _blob(cached_folder("images", key[:40], copy), source)
 
 
 def _blob(folder: Path, source: Source) -> Blob:
     blob = np.memmap(folder / "images.bin", np.uint8, mode="r")
-    return Blob(str(source), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
+    offsets, numbers = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("offsets", "numbers"))
+    return Blob(str(source), np.asarray(blob), offsets, numbers)
 
 
-def _copy(name: str, source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
+def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
     words = class_names(source, columns.label)
     labels: list[object] = []
 
-    def images() -> Iterator[object]:
-        records = read_records(source, {"columns.image": columns.image, "columns.label": columns.label})
-        for number, (image, label) in enumerate(records, 1):
-            yield image
-            if words and type(label) is int and label not in range(len(words)):
-                raise row_error(
-                    name,
-                    number,
-                    f"label {label} is out of range: the file names {len(words)} classes, 0 to {len(words) - 1}",
-                )
-            labels.append(words[label] if words and type(label) is int else label)
-            if problem := label_problem(labels[-1], labels[0]):
-                raise row_error(name, number, problem)
+    def images() -> Iterator[tuple[int, object, str | None]]:
+        asked = {"columns.image": columns.image, "columns.label": columns.label}
+        records: Iterator[tuple[int, Any]] = numbered_records(source, asked)
+        first: object = None
+        for number, (image, label) in records:
+            named = len(words) if type(label) is int else 0
+            problem: str | None = f"label {label} is out of range: the file names {named} classes, 0 to {named - 1}"
+            if not named or label in range(named):
+                label = words[label] if named else label
+                problem = label_problem(label, label if first is None else first)
+                first = label if first is None and not problem else first
+            labels.append(label)
+            yield number, image, problem
 
     with skipping(most_bad_rows) as bad:
-        kept = _write_images(name, source, images(), folder, bad)
+        kept = _write_images(source, images(), folder, bad)
     labels = [labels[row] for row in kept]
     (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
 
 
-def _write_images(name: str, source: Source, images: Iterable[object], folder: Path, bad: BadRows) -> list[int]:
+def _write_images(
+    source: Source, images: Iterable[tuple[int, object, str | None]], folder: Path, bad: BadRows
+) -> list[int]:
     """Write images and their digests, and decode each image once. Return the places of the valid ones.
 
-    Adds others to ``bad``. Raises DataError for one too many.
+    ``images``: the number of each row, its image, and what else is wrong with it. Adds the invalid ones to ``bad``.
+    Raises DataError for one too many.
     """
-    offsets, end, problems = list[tuple[int, int]](), 0, dict[int, str]()
+    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, {}, whole=False)
+    offsets, numbers, end, problems = list[tuple[int, int]](), list[int](), 0, dict[int, str]()
     with (folder / "images.bin").open("wb") as blob:
-        for image in images:
+        for number, image, problem in images:
             content = image.get("bytes") if isinstance(image, dict) else image
             if not isinstance(content, bytes) or not content:
                 problem = f"image is {_described(image)}, expected the bytes of an encoded image"
-                if not bad.limit:
-                    raise row_error(name, len(offsets) + 1, problem)
+            if problem and not bad.limit:
+                raise rows.problem(number, problem)
+            if problem:
                 problems[len(offsets)] = problem
-                content = b""
-            offsets.append((end, end := end + blob.write(content)))
+            offsets.append((end, end := end + blob.write(content if isinstance(content, bytes) else b"")))
+            numbers.append(number)
     if not offsets:
-        raise DataError(f"{name}: holds no rows")
+        raise DataError(f"{source_name(source)}: holds no rows")
     np.save(folder / "offsets.npy", np.asarray(offsets, np.int64))
+    np.save(folder / "numbers.npy", np.asarray(numbers, np.int64))
     store = _blob(folder, source)
     digests, damaged = check_images(len(store), store.encoded)
     problems = dict(sorted((damaged | problems).items()))
-    kept = valid_images(digests, problems, name, bad, store.places)
-    np.save(folder / "digests.npy", digests[kept])
-    np.save(folder / "offsets.npy", store.offsets[kept])
+    kept = valid_images(digests, problems, bad, lambda row, what: rows.problem(numbers[row], what), store.places)
+    for name, array in {"digests": digests, "offsets": store.offsets, "numbers": store.numbers}.items():
+        np.save(folder / f"{name}.npy", array[kept])
     return kept
 
 

@@ -81,9 +81,12 @@ def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: Ba
         except OSError as error:
             raise DataError(f"{name}, {store.places([row])}: {error.strerror or error}") from None
 
+    def error(row: int, what: str) -> DataError:
+        return DataError(f"{name}, {store.places([row])}: {what}")
+
     def check(folder: Path) -> None:
         digests, problems = check_images(len(store), read)
-        valid_images(digests, problems, name, bad, store.places)
+        valid_images(digests, problems, bad, error, store.places)
         np.save(folder / "digests.npy", digests)
         (folder / "problems.json").write_text(json.dumps([*problems.items()]), encoding="utf-8")
 
@@ -91,7 +94,7 @@ def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: Ba
     folder = cached_folder("images", key, check)
     problems: dict[int, str] = dict(json.loads((folder / "problems.json").read_text(encoding="utf-8")))
     digests: np.ndarray = np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False)
-    kept = valid_images(digests, problems, name, bad, store.places)
+    kept = valid_images(digests, problems, bad, error, store.places)
     return digests[kept] if problems else digests, kept
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import ConfigError, DataError, Datasets
-from distcore_data import skipping
+from distcore_data import BadRows, skipping
 from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.dataset import AugmentedImages, ImageDataset, image_dataset
 from distcore_tasks.image_classification.options import ImageOptions
@@ -69,13 +69,14 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     labels = in_order_of_head(distinct_labels(images), options)
     classes = [str(label) for label in labels]
     encode = partial(encode_labels, classes=classes)
-    split = split_parts(images, encode, options, config.seed, rows_of)
+    with skipping(options.skip_bad_rows) as bad:
+        split = [*split_parts(images, classes, encode, options, config.seed, rows_of)]
     parts = {
         name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split
     }
     for source, _ in parts.values():
         check_resizing(source.name, source.store, preprocessing.size)
-    bad_rows = _bad_rows((source for source, _ in parts.values()), options.skip_bad_rows)
+    bad_rows = _bad_rows((source for source, _ in parts.values()), bad)
     sets = {name: rows for name, (_, rows) in parts.items()}
     sources = source_bounds(options, rows_of, sets["train"].rows, indexed=False)
     return ImageDatasets(
@@ -111,12 +112,11 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
     )
 
 
-def _bad_rows(sources: Iterable[Images], most: int) -> tuple[str, ...]:
-    """Return the lines of all sources. Raises DataError for more than ``most``."""
-    with skipping(most) as bad:
-        for source in sources:
-            for line in source.bad_rows:
-                bad.pass_over(DataError(line))
+def _bad_rows(sources: Iterable[Images], bad: BadRows) -> tuple[str, ...]:
+    """Add the lines of all sources to ``bad``, and return all. Raises DataError for one too many."""
+    for source in sources:
+        for line in source.bad_rows:
+            bad.pass_over(DataError(line))
     return tuple(bad.problems)
 
 

@@ -61,6 +61,10 @@ class Images:
         """Return how messages say where these images are."""
         return self.store.places(rows)
 
+    def problem(self, row: int, what: str) -> DataError:
+        """Return the error of an image."""
+        return DataError(f"{self.name}, {self.places([row])}: {what}")
+
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError if it has changed since the check."""
         return read_pixels(self.name, self.store, row, size, resample)
@@ -111,13 +115,17 @@ class InFile:
     source: str
     """The file."""
 
+    def number(self, row: int) -> int:
+        """Return the number of an image in the file, from 0."""
+        return row
+
     def places(self, rows: Sequence[int]) -> str:
         """Return ``row 3``, ``rows 3 and 7``: counted from 1, while ``rows`` count from 0."""
-        return row_places(rows)
+        return row_places([self.number(row) for row in rows])
 
     def origin(self, row: int) -> dict[str, object]:
         """Return the file, and the row in the file, counted from 1."""
-        return {"file": self.source, "row": row + 1}
+        return {"file": self.source, "row": self.number(row) + 1}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -128,6 +136,12 @@ class Blob(InFile):
     """Bytes of all images, uint8."""
     offsets: np.ndarray
     """Start and end of each image: int64 ``(rows, 2)``."""
+    numbers: np.ndarray
+    """Number of each image in the file, from 0, int64 ``(rows,)``."""
+
+    def number(self, row: int) -> int:
+        """Return the number of an image in the file."""
+        return int(self.numbers[row])
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -11,8 +11,7 @@ from distcore import ConfigError
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts
 from distcore_tasks.shared.jagged import Flat, flat_rows
-from distcore_tasks.shared.splits import Part
-from distcore_tasks.shared.streams.datasets import Problem
+from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
@@ -34,7 +33,7 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
 
 
 def encode_some(
-    tokenizer: Any, options: MaskedOptions, texts: Sequence[str], problem: Problem
+    tokenizer: Any, options: MaskedOptions, texts: Sequence[str], refuse: Refuse
 ) -> Iterator[tuple[np.ndarray]]:
     """Yield the tokens of each text, which is cut."""
     before, behind = special_tokens_around(tokenizer)

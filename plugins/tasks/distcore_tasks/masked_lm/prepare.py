@@ -17,7 +17,7 @@ from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.masked_lm.rows import Texts, read_texts, stream_texts
+from distcore_tasks.masked_lm.rows import Texts, schema_of
 from distcore_tasks.masked_lm.streamed import encoded_texts, open_texts
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.bert import check_encoder
@@ -27,10 +27,12 @@ from distcore_tasks.shared.lazy_rows import Values
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
+from distcore_tasks.shared.source_rows import read_rows, stream_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.streams.datasets import EncodedColumn, mean_lengths
 from distcore_tasks.shared.streams.preparing import check_stream, read_stream_parts
+from distcore_tasks.shared.streams.values import save_values
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -90,10 +92,11 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
             options.data,
             EMBEDDED,
             options.filter,
-            lambda path: stream_texts(path, options.columns, options.skip_bad_rows),
+            lambda path: stream_rows(path, schema_of(options.columns), options.skip_bad_rows),
         )
-        stream = read_stream_parts(options, corpus, lambda source: _texts(source, options), seed, folder / "train")
+        stream = read_stream_parts(options, corpus, lambda source: _texts(source, options), seed)
         parts, sources = stream.held_out, stream.sources(options)
+        save_values(stream.train, folder / "train")
         facts["train"] = {"texts": len(stream.train), "rows": len(stream.train), "texts_cut": 0}
         tokenizer = _make_tokenizer(options, stream.train.sample)
         rows = encoded_texts(stream.train, tokenizer, options)
@@ -146,7 +149,7 @@ def _rows_of(
 
 
 def _texts(source: str, options: MaskedOptions) -> Texts:
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_texts(path, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
 
 
 def _make_tokenizer(options: MaskedOptions, train: Callable[[], Values[str]]) -> Any:

@@ -12,7 +12,7 @@ from distcore_tasks.masked_lm.dataset import Masking, masked_batch, with_positio
 from distcore_tasks.masked_lm.embedded import EMBEDDED
 from distcore_tasks.masked_lm.encode import encode_some
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.masked_lm.rows import text_check, text_columns
+from distcore_tasks.masked_lm.rows import schema_of
 from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.pretrained import load_tokenizer
@@ -69,7 +69,7 @@ def encoded_texts(values: NumberedValues[str], tokenizer: Any, options: MaskedOp
 def open_texts(entry: Entry, options: MaskedOptions, masking: Masking) -> StreamedMasks:
     """Return the training rows, with the tokenizer of a cache entry."""
     source = source_file(options.data, EMBEDDED, options.filter)
-    values = open_values(source, text_columns(options.columns), text_check(source), entry.folder / "train")
+    values = open_values(source, schema_of(options.columns), entry.folder / "train")
     return StreamedMasks(
         rows=encoded_texts(values, load_tokenizer(options.model, entry.tokenizer), options),
         masking=masking,

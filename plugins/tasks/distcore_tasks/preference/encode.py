@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from distcore import DataError
 from distcore_tasks.causal_lm.encode import prompt_tokens
-from distcore_tasks.preference.rows import NAMES, Texts
+from distcore_tasks.preference.rows import NAMES
 from distcore_tasks.shared.jagged import Flat, flat_rows
+from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
-def encode(
-    rows: Iterable[Texts], tokenizer: Any, length: int, problem: Callable[[int, str], DataError]
-) -> tuple[dict[str, Flat], int]:
+def encode(rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, length: int) -> tuple[dict[str, Flat], int]:
     """Return the tokens of all rows, and the number of rows cut to ``length`` tokens with their prompt.
 
-    Raises the error from ``problem`` for a row without any token of its answer.
+    Refuses rows without any token of their answers.
     """
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     kept: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}
@@ -28,10 +26,10 @@ def encode(
         prompts, chosen, rejected = zip(*some, strict=True)
         answers = (token_lists(tokenizer, texts, special=False) for texts in (chosen, rejected))
         for prompt, *both in zip(prompt_tokens(tokenizer, prompts), *answers, strict=True):
-            room = length - len(prompt)
-            if room < 1:
+            room = max(0, length - len(prompt))
+            if not room:
                 what = f"the answers are cut off entirely: {len(prompt)} tokens come before them"
-                raise problem(len(kept["prompt"]), f"{what}; raise --max-seq-len ({length})")
+                refuse(len(kept["prompt"]), f"{what}; raise --max-seq-len ({length})")
             whole = [np.asarray([*answer, *end], np.int32) for answer in both]
             cut += any(len(answer) > room for answer in whole)
             for name, row in zip(NAMES, (np.asarray(prompt, np.int32), *(a[:room] for a in whole)), strict=True):

@@ -12,13 +12,15 @@ from distcore_tasks.preference.dataset import open_preferences, write_preference
 from distcore_tasks.preference.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.preference.encode import encode
 from distcore_tasks.preference.options import PairOptions
-from distcore_tasks.preference.rows import Preferences, read_preferences
+from distcore_tasks.preference.rows import Preferences, schema_of
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.jagged import Flat
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
 from distcore_tasks.shared.row_order import in_order
+from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
-from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.splits import Part, Refuse, read_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
 if TYPE_CHECKING:
@@ -60,8 +62,13 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
     parts = read_parts(options, lambda source: _rows(source, options), seed)
     tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, int]] = {}
+
+    def own(part: Part[Preferences], refuse: Refuse) -> tuple[dict[str, Flat], int]:
+        return encode(part.values(), refuse, tokenizer, options.max_seq_len)
+
     for name, part in parts.items():
-        texts, cut = encode(part.values(), tokenizer, options.max_seq_len, part.problem)
+        part, (texts, cut) = part.encoded(folder / name, own)
+        parts[name] = part
         if not options.from_scratch:
             largest = max(int(flat.values.max(initial=0)) for flat in texts.values())
             check_vocabulary(options.model, options.model_folder(), largest)
@@ -73,7 +80,7 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
 
 
 def _rows(source: str, options: PairOptions) -> Preferences:
-    return read_source(source, EMBEDDED, options.filter, lambda path: read_preferences(path, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
 
 
 def _make_tokenizer(options: PairOptions, train: Part[Preferences]) -> Any:

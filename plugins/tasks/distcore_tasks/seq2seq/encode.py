@@ -12,17 +12,17 @@ from distcore_tasks.seq2seq.dataset import PairFiles, finish_pairs
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs
 from distcore_tasks.shared.jagged import Flat
-from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import Tokens, chunks, tokenize_chunk
 
 
 def encode(
-    part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions, folder: Path
+    part: Part[Pairs], refuse: Refuse, tokenizer: Any, options: Seq2SeqOptions, folder: Path
 ) -> tuple[Flat, Flat, dict[str, int]]:
     """Write tokens and texts of all rows to ``folder``, the new folder of a dataset.
 
-    Returns the memory-mapped tokens of sources and targets, and the numbers of cut ones. Raises DataError for a row
-    whose source or target has no token left.
+    Returns the memory-mapped tokens of sources and targets, and the numbers of cut ones. Refuses rows whose source or
+    target has no token left.
     """
     common, cut, place = _prefix_tokens(tokenizer, options.prefix), {"sources_cut": 0, "targets_cut": 0}, 0
     with PairFiles(folder) as files:
@@ -32,27 +32,24 @@ def encode(
             written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
             source = _flat(read)
             target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
-            _check_left(part, place, "source", _own(source, tokenizer), common, options)
-            _check_left(part, place, "target", _own(target, tokenizer), 0, options)
+            _check_left(refuse, place, "source", _own(source, tokenizer), common, options)
+            _check_left(refuse, place, "target", _own(target, tokenizer), 0, options)
             files.add(source, target, pairs)
             cut = {"sources_cut": cut["sources_cut"] + read.cut, "targets_cut": cut["targets_cut"] + written.cut}
             place += len(pairs)
     return *finish_pairs(folder), cut
 
 
-def _check_left(
-    part: Part[Pairs], place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions
-) -> None:
-    """Raise DataError for a row without tokens of its own. ``own``: their numbers for the rows from ``place`` on."""
-    empty = np.flatnonzero(own <= before)
-    if len(empty):
+def _check_left(refuse: Refuse, place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions) -> None:
+    """Refuse rows without tokens of their own. ``own``: their numbers for the rows from ``place`` on."""
+    for empty in np.flatnonzero(own <= before).tolist():
         setting, length = {
             "source": ("--max-seq-len", options.max_seq_len),
             "target": ("--set task_options.max_target_len=N", options.max_target_len),
         }[name]
         behind = f" behind the prefix, which has {before}" if before else ""
         problem = f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now {length})"
-        raise part.problem(place + int(empty[0]), problem)
+        refuse(place + empty, problem)
 
 
 def _flat(tokens: Tokens) -> Flat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,14 @@ from distcore_tasks.seq2seq.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.seq2seq.encode import encode
 from distcore_tasks.seq2seq.models import check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
-from distcore_tasks.seq2seq.rows import Pairs, read_pairs
+from distcore_tasks.seq2seq.rows import Pairs, schema_of
 from distcore_tasks.seq2seq.scores import check_scores
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.row_order import in_order
+from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
@@ -65,7 +67,11 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
     facts: dict[str, dict[str, object]] = {}
     common = commonest = None
     for name, part in parts.items():
-        source, target, cut = encode(part, tokenizer, options, folder / name)
+        own = folder / name
+        part, (source, target, cut) = part.encoded(
+            own, partial(encode, tokenizer=tokenizer, options=options, folder=own)
+        )
+        parts[name] = part
         if not options.from_scratch:
             largest = max(int(flat.values.max(initial=0)) for flat in (source, target))
             check_vocabulary(options.model, options.model_folder(), largest)
@@ -86,7 +92,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    return read_source(source, EMBEDDED, options.filter, lambda named: read_pairs(named, options.columns))
+    return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
 
 
 def _make_tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:

@@ -1,50 +1,25 @@
-"""Read and check pairs of texts."""
+"""Pairs of texts: a source and a target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 
-from distcore import DataError
-from distcore_data import Source, read_records, row_error, source_name
+from distcore_data import Record
 from distcore_tasks.seq2seq.options import Columns
-from distcore_tasks.shared.lazy_rows import Values, read_values
-from distcore_tasks.shared.sources import text_problem
+from distcore_tasks.shared.schema import Schema, texts_schema
+from distcore_tasks.shared.source_rows import Rows, given_rows
 
 NAMES = ("source", "target")
 """Names of the two texts of a pair in messages."""
+Pairs = Rows[tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Rows in file order; implements ``distcore_tasks.shared.splits.Rows``."""
-
-    name: str
-    """Name of these rows in error messages, such as ``data file pairs.jsonl``."""
-    values: Values[tuple[str, str]]
-    """Source and target of each row, neither of them blank."""
+def schema_of(columns: Columns) -> Schema[tuple[str, ...]]:
+    """Return what is read of a row."""
+    return texts_schema(asdict(columns), NAMES)
 
 
-def read_pairs(source: Source, columns: Columns) -> Pairs:
-    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
-    name, asked = source_name(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
-    return _require_rows(Pairs(name, read_values(source, lambda: _checked(name, read_records(source, asked)))))
-
-
-def check_pairs(name: str, records: Iterable[tuple[object, ...]]) -> Pairs:
+def check_pairs(name: str, records: Iterable[Record]) -> Pairs:
     """Return checked (source, target) records. Raises DataError with a message that starts with ``name``."""
-    return _require_rows(Pairs(name, list(_checked(name, records))))
-
-
-def _require_rows(pairs: Pairs) -> Pairs:
-    if not len(pairs.values):
-        raise DataError(f"{pairs.name}: holds no rows")
-    return pairs
-
-
-def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[tuple[str, str]]:
-    for number, record in enumerate(records, 1):
-        if problem := next(filter(None, map(text_problem, record, NAMES)), None):
-            raise row_error(name, number, problem)
-        source, target = record
-        yield str(source), str(target)
+    return given_rows(name, records, schema_of(Columns()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress, pairwise
@@ -11,7 +13,8 @@ from typing import IO, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from distcore_data import Source, cache_root, data_format
+from distcore import DataError
+from distcore_data import Filtered, IndexedRows, Source, cache_root, data_format
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -116,21 +119,74 @@ def _values(text: bytes) -> list[Any]:
     return [tuple(value) if is_tuple else value for is_tuple, value in json.loads(text)]
 
 
-def read_values(
-    source: Source, read: Callable[[], Iterator[T]], see: Callable[[T], None] = lambda value: None
-) -> Values[T]:
-    """Return all values that ``read`` yields. Reads every value once, so that bad rows raise here; ``see`` takes each.
+class RowNumbers:
+    """Numbers in their source of the rows that have values, ascending: memory for each gap between them alone."""
 
-    Keeps only values of a ``.json`` file in memory, because its parser reads the whole file. Where others
-    cannot be copied, each iteration reads the source.
+    def __init__(self) -> None:
+        """Begin without values."""
+        self._places, self._numbers = array("q", [0]), array("q", [0])
+        self._count, self._next = 0, 0
+
+    def add(self, number: int) -> None:
+        """Add the number of the next value's row."""
+        if number != self._next:
+            self._places.append(self._count)
+            self._numbers.append(number)
+        self._count, self._next = self._count + 1, number + 1
+
+    def __getitem__(self, place: int) -> int:
+        """Return the number of the row of a value."""
+        gap = bisect_right(self._places, place) - 1
+        return self._numbers[gap] + place - self._places[gap]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadValues(Generic[T]):
+    """Values that were read from a source; implements ``Values``."""
+
+    values: Values[T]
+    """The values."""
+    source: Source
+    """The source."""
+    numbers: RowNumbers
+    """The row of each in the source."""
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the values in order."""
+        return iter(self.values)
+
+    def number(self, place: int) -> int:
+        """Return the number in the source of the value at a place."""
+        return self.numbers[place]
+
+    def problem(self, place: int, what: str) -> DataError:
+        """Return the error of a value, with file and row."""
+        source = self.source.source if isinstance(self.source, Filtered) else self.source
+        return IndexedRows(source, {}, whole=False).problem(self.numbers[place], what)
+
+
+def read_values(
+    source: Source, read: Callable[[], Iterator[tuple[int, T]]], see: Callable[[T], None] = lambda value: None
+) -> ReadValues[T]:
+    """Return all values that ``read`` yields with their rows. Reads each once, so that bad rows raise here.
+
+    ``see`` takes each. Keeps only values of a ``.json`` file in memory, because its parser reads the whole file. Where
+    others cannot be copied, each iteration reads the source.
     """
+    numbers = RowNumbers()
 
     def seen() -> Iterator[T]:
-        for value in read():
+        for number, value in read():
+            numbers.add(number)
             see(value)
             yield value
 
     if data_format(source) == ".json":
-        return list(seen())
+        return ReadValues(list(seen()), source, numbers)
     copy = CopiedValues(seen())
-    return copy if copy.is_whole else LazyValues(read, len(copy))
+    again = LazyValues(lambda: (value for _, value in read()), len(copy))
+    return ReadValues(copy if copy.is_whole else again, source, numbers)

@@ -128,7 +128,7 @@ class TaskOptions:
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Fraction of the rows to hold out for evaluation; of ``data``."""
     skip_bad_rows: Annotated[int, Field(ge=0)] = 0
-    """Most bad rows to pass over: unreadable, cut off, or without a column; ``bad_rows.txt`` of the run lists them."""
+    """Most rows to pass over that cannot be read or used; ``bad_rows.txt`` of the run lists them."""
     filter: Filter = Filter()
     """Rows to keep, by a column and a regular expression."""
     order: Order = Order()

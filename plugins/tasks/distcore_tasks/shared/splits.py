@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from distcore import DataError
-from distcore_data import row_error
+from distcore_data import pass_over
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.sources import naming
@@ -28,8 +30,15 @@ class SourceRows(Protocol):
         """One value per row."""
         ...
 
+    def problem(self, place: int, what: str) -> DataError:
+        """Return the error of the row at a place."""
+        ...
+
 
 R = TypeVar("R", bound=SourceRows)
+T = TypeVar("T")
+Refuse = Callable[[int, str], None]
+"""Take the place of a value, and what is wrong with it. Raises DataError, or returns if the row is passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,31 @@ class Part(Generic[R]):
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error for the row at ``place`` of this part."""
-        return row_error(self.rows.name, int(self.numbers[place]) + 1, what)
+        return self.rows.problem(int(self.numbers[place]), what)
+
+    def refuse(self, place: int, what: str) -> None:
+        """Raise the error for the row at ``place`` of this part."""
+        raise self.problem(place, what)
+
+    def encoded(self, folder: Path, encode: Callable[[Part[R], Refuse], T]) -> tuple[Part[R], T]:
+        """Return the rows that ``encode`` does not refuse, and what it makes of them, with the new ``folder``.
+
+        Those that it refuses are bad rows. If they are passed over, it is called again, without them.
+        """
+        refused = dict[int, DataError]()
+
+        def refuse(place: int, what: str) -> None:
+            refused[place] = self.problem(place, what)
+            pass_over(refused[place])
+
+        made = encode(self, refuse)
+        if not refused:
+            return self, made
+        if len(refused) == len(self.numbers):
+            raise next(iter(refused.values()))
+        shutil.rmtree(folder, ignore_errors=True)
+        left = Part(self.rows, np.delete(self.numbers, [*refused]))
+        return left, encode(left, left.refuse)
 
 
 def read_parts(options: TaskOptions, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:

@@ -102,7 +102,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     labels = in_order_of_head(problem.classes(rows), options)
     classes = [str(label) for label in labels]
     split = split_parts(
-        rows, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
+        rows, classes, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
     )
     parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in split}
     # A vocabulary must not see the evaluation rows.
@@ -121,7 +121,8 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenize and write one dataset. Return its facts for the report."""
     encoded = encode_all(tokenizer, part.texts, part.seconds, options)
-    lengths, cut = write_tokens(folder, encoded, part.labels, part.numbers, part.ids)
+    numbers = np.fromiter(map(part.rows.number, part.numbers.tolist()), np.int64, len(part.numbers))
+    lengths, cut = write_tokens(folder, encoded, part.labels, numbers, part.ids)
     return {
         "rows": len(lengths),
         **options.problem.facts(part.labels),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from distcore import DataError
-from distcore_data import Record, Source, data_format, read_records, row_error, source_name
+from distcore_data import Record, Source, data_format, pass_over, row_error
+from distcore_tasks.shared import source_rows
 from distcore_tasks.shared.classification.labels import id_problem, row_places
-from distcore_tasks.shared.lazy_rows import LazyValues, Values, read_values
+from distcore_tasks.shared.lazy_rows import LazyValues, Values, picked
+from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.source_rows import Rows, given_rows
 from distcore_tasks.shared.sources import text_problem
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
@@ -32,13 +38,25 @@ class LabeledTexts:
     """The user's id of each row; ``None`` without a column of ids."""
     seconds: Values[str] | None = None
     """The second text of each row; ``None`` if rows have one text."""
+    records: Rows[Record] | None = None
+    """What was read; ``None``: these rows alone."""
+    kept: Sequence[int] = ()
+    """Places of these rows among the records."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
+    def number(self, row: int) -> int:
+        """Return the number of a row in its source, both from 0."""
+        return self.records.number(self.kept[row]) if self.records else row
+
     def places(self, rows: Sequence[int]) -> str:
         """Return ``row 3`` or ``rows 3 and 7``, counted from 1; the numbers in ``rows`` count from 0."""
-        return row_places(rows)
+        return row_places([self.number(row) for row in rows])
+
+    def problem(self, row: int, what: str) -> DataError:
+        """Return the error of a row, counted from 0."""
+        return self.records.problem(self.kept[row], what) if self.records else row_error(self.name, row + 1, what)
 
 
 def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
@@ -46,18 +64,26 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
 
     Raises DataError with the row (counted from 1, without a header), the problem and the remedy.
     """
-    name, asked = source_name(source), columns.settings()
     kept = _Kept(columns)
-    records = read_values(source, lambda: _checked(name, read_records(source, asked), columns), kept.add)
-    return _rows(name, records, kept, problem, csv=data_format(source) == ".csv")
+    records = source_rows.read_rows(source, schema_of(columns), kept.add)
+    return _rows(records, kept, problem, csv=data_format(source) == ".csv")
+
+
+def schema_of(columns: Columns) -> Schema[Record]:
+    """Return what is read of a row. Labels are checked when all are known."""
+    return Schema(columns.settings(), partial(_problem, columns_of(columns)), tuple)
+
+
+def _problem(names: Sequence[str], record: Record) -> str | None:
+    return record_problem(dict(zip(names, record, strict=True)))
 
 
 def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> LabeledTexts:  # noqa: B008
     """Return checked records with one class each. Raises DataError with a message that starts with ``name``."""
-    rows, kept = list(_checked(name, records, columns)), _Kept(columns)
-    for row in rows:
+    rows, kept = given_rows(name, records, schema_of(columns)), _Kept(columns)
+    for row in rows.values:
         kept.add(row)
-    return _rows(name, rows, kept, SINGLE_LABEL)
+    return _rows(rows, kept, SINGLE_LABEL)
 
 
 class _Kept:
@@ -73,30 +99,37 @@ class _Kept:
             values.append(record[self.places[column]])
 
 
-def _checked(name: str, records: Iterable[tuple[object, ...]], columns: Columns) -> Iterator[Record]:
-    """Yield the records. Raises DataError for an invalid text or id."""
-    names = columns_of(columns)
-    for number, record in enumerate(records, 1):
-        if wrong := record_problem(dict(zip(names, record, strict=True))):
-            raise row_error(name, number, wrong)
-        yield record
-
-
-def _rows(name: str, records: Values[Record], kept: _Kept, problem: Problem, *, csv: bool = False) -> LabeledTexts:
+def _rows(records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = False) -> LabeledTexts:
     """Check labels, and return the records as rows."""
-    if not len(records):
-        raise DataError(f"{name}: holds no rows")
-    places, labels = kept.places, kept.values["label"]
-    labels = problem.from_csv(labels) if csv else labels
-    for number, wrong in enumerate(problem.label_problems(labels), 1):
-        if wrong:
-            raise row_error(name, number, wrong)
+    places = kept.places
+    labels, good = _good_labels(records, kept.values["label"], problem, csv)
+    chosen = picked(records.values, np.asarray(good, np.int64)) if len(good) < len(records) else records.values
 
     def texts(column: str) -> LazyValues[str]:
-        return LazyValues(lambda: (str(record[places[column]]) for record in records), len(records))
+        return LazyValues(lambda: (str(record[places[column]]) for record in chosen), len(chosen))
 
+    ids = [kept.values["id"][place] for place in good] if "id" in places else None
     seconds = texts("text_pair") if "text_pair" in places else None
-    return LabeledTexts(name, texts("text"), labels, kept.values.get("id"), seconds)
+    return LabeledTexts(records.name, texts("text"), labels, ids, seconds, records, good)
+
+
+def _good_labels(
+    records: Rows[Record], given: Sequence[Any], problem: Problem, csv: bool
+) -> tuple[list[Any], Sequence[int]]:
+    """Return the labels, and their places: all of them, or those that are no bad ones, which are passed over."""
+    good: Sequence[int] = range(len(given))
+    while True:
+        some = [given[place] for place in good]
+        labels = problem.from_csv(some) if csv else some
+        wrong = {place: what for place, what in zip(good, problem.label_problems(labels), strict=True) if what}
+        if not wrong:
+            return labels, good
+        errors = [records.problem(place, what) for place, what in wrong.items()]
+        for error in errors:
+            pass_over(error)
+        if len(wrong) == len(good):
+            raise errors[0]
+        good = [place for place in good if place not in wrong]  # those of a CSV file may be integers now
 
 
 def columns_of(columns: Columns, labeled: bool = True) -> list[str]:

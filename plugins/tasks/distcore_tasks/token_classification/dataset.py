@@ -115,10 +115,10 @@ class TaggedFiles:
         self._count.add(words.count)
 
 
-def finish_tagged(folder: Path, numbers: np.ndarray, ids: Sequence[int | str] | None) -> None:
+def finish_tagged(folder: Path, numbers: Sequence[int], ids: Sequence[int | str] | None) -> None:
     """Write the digest of a dataset's rows, and their origins: numbers, from 1, and ids."""
     write_content(folder, flat_digest(*(open_flat(folder, name) for name in FLATS)))
-    (folder / ROWS).write_text(json.dumps((numbers.tolist(), ids), ensure_ascii=False), encoding="utf-8")
+    (folder / ROWS).write_text(json.dumps((numbers, ids), ensure_ascii=False), encoding="utf-8")
 
 
 def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:

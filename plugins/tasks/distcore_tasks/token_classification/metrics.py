@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Sentences = Sequence[Sequence[str]]
 """The tags of each row."""
-Rows = Iterable[tuple[Sequence[str], Sequence[object]]]
+Rows = Iterable[tuple[Any, ...]]
 """Words of each row, and their tags."""
 NAMES = ("accuracy", "precision", "recall", "f1", "classification_report")
 """Keys of ``tag_metrics``."""
@@ -86,7 +86,7 @@ class Lookup:
     def __init__(self, rows: Rows) -> None:
         """Count the tags of words in ``rows``, the training rows."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for words, tags in rows:
+        for words, tags, *_ in rows:
             for word, tag in zip(words, tags, strict=True):
                 counts[word][str(tag)] += 1
         self.commonest = sum(counts.values(), Counter[str]()).most_common(1)[0][0]
@@ -96,7 +96,7 @@ class Lookup:
         """Return the baseline's facts for the report: the share of the most frequent tag, accuracy and F1."""
         names = {name: name for name in classes}  # one string per class: tags of all rows are in memory, but not words
         tags, predicted = [], []
-        for words, tagged in rows:
+        for words, tagged, *_ in rows:
             tags.append([names[str(tag)] for tag in tagged])
             predicted.append([self._of_word.get(word, self.commonest) for word in words])
         metrics = tag_metrics(tags, predicted, classes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source, source_label
-from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.splits import Part, Refuse, read_parts
 from distcore_tasks.shared.tokenize_rows import chunks
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.token_classification.dataset import TaggedFiles, finish_tagged, open_tagged
@@ -79,39 +80,40 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
     lookup = Lookup(train.values())
     facts = {}
     for name, part in parts.items():
-        facts[name] = _write_part(folder / name, part, classes, tokenizer, options)
+        own = partial(_write_part, folder=folder / name, classes=classes, tokenizer=tokenizer, options=options)
+        part, facts[name] = part.encoded(folder / name, own)
+        parts[name] = part
         if name != "train":
             facts[name] |= lookup.facts(part.values(), classes)
-    sources = source_bounds(options, lambda source: _rows(source, options).values, train.numbers)
+    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
     return tokenizer, {"labels": labels, "facts": facts, "sources": sources}
 
 
 def _write_part(
-    folder: Path, part: Part[Tagged], classes: list[str], tokenizer: Any, options: TagOptions
+    part: Part[Tagged], refuse: Refuse, folder: Path, classes: list[str], tokenizer: Any, options: TagOptions
 ) -> dict[str, object]:
     """Tokenize and write one dataset, in chunks of rows. Return its facts for the report."""
     totals = Counter(rows=0, tokens=0, words=0, words_cut=0)
     with TaggedFiles(folder) as files:
-        for some in chunks(encode_tags(part, classes)):
+        for some in chunks(encode_tags(part.values(), classes, refuse)):
             words = tokenize_words(tokenizer, [row for row, _ in some], options.max_seq_len)
-            judged = _check_judged(words, part, totals["rows"], options)
+            judged = _check_judged(words, refuse, totals["rows"], options)
             files.add(words, [tags for _, tags in some])
             totals.update(rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum()))
             totals["words_cut"] += int((words.count - judged).sum())
     ids = None if part.rows.ids is None else [part.rows.ids[number] for number in part.numbers]
-    finish_tagged(folder, part.numbers + 1, ids)
+    finish_tagged(folder, [part.rows.number(number) + 1 for number in part.numbers.tolist()], ids)
     return dict(totals)
 
 
-def _check_judged(words: Words, part: Part[Tagged], start: int, options: TagOptions) -> np.ndarray:
+def _check_judged(words: Words, refuse: Refuse, start: int, options: TagOptions) -> np.ndarray:
     """Return the number of words of each row with a token, int64 ``(rows,)``. ``start``: number of the first row.
 
-    Raises DataError for a row without any, and ModelError for a token outside the model's vocabulary.
+    Refuses rows without any. Raises ModelError for a token outside the model's vocabulary.
     """
     judged = words.count_judged()
-    if len(empty := np.flatnonzero(judged == 0)):
-        problem = f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove the row"
-        raise part.problem(start + int(empty[0]), problem)
+    for empty in np.flatnonzero(judged == 0).tolist():
+        refuse(start + empty, f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove the row")
     if not options.from_scratch:
         check_vocabulary(options.model, options.model_folder(), int(words.tokens.values.max(initial=0)))
     return judged
@@ -127,7 +129,7 @@ def _make_tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:
     from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
     rows = train.values()
-    texts = LazyValues(lambda: (" ".join(words) for words, _ in rows), len(rows))
+    texts = LazyValues(lambda: (" ".join(words) for words, *_ in rows), len(rows))
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 

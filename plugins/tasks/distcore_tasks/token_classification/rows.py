@@ -7,31 +7,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from distcore import DataError, nearest
-from distcore_data import Record, Source, data_format, describe_value, read_records, row_error, source_name
+from distcore_data import Record, Source, data_format, describe_value, source_name
 from distcore_tasks.shared.classification.labels import id_problem, label_problem
-from distcore_tasks.shared.lazy_rows import LazyValues, Values, read_values
+from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.source_rows import Rows, checked, read_rows
 from distcore_tasks.shared.sources import text_problem
-from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.token_classification.options import Columns
 
 Tag = int | str
 """A tag in a data file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tagged:
-    """Words and their tags, in file order; implements ``distcore_tasks.shared.splits.Rows``."""
+@dataclass(frozen=True)
+class Tagged(Rows[Any]):
+    """Words and their tags, in file order.
 
-    name: str
-    """Name of these rows in error messages, such as ``data file sentences.jsonl``."""
-    values: Values[tuple[list[str], list[Tag]]]
-    """Words of each row, at least one, none of them blank, and their tags: all integers from 0, or all strings."""
+    The value of each row has its words, at least one, none of them blank, their tags, all integers from 0 or all
+    strings, and the user's id, if there is a column of ids.
+    """
+
     ids: list[int | str] | None = None
     """The user's id of each row; ``None`` without a column of ids."""
 
     def tags(self) -> Iterator[Tag]:
         """Yield the tag of each word."""
-        for _, tags in self.values:
+        for _, tags, *_ in self.values:
             yield from tags
 
 
@@ -41,37 +42,40 @@ def read_tagged(source: Source, columns: Columns) -> Tagged:
         raise DataError(
             f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet"
         )
+    ids = list[Any]()
+    rows = read_rows(source, schema_of(columns), lambda record: ids.extend(record[2:]))
+    return Tagged(rows.name, rows.values, ids or None)
+
+
+def schema_of(columns: Columns) -> Schema[Record]:
+    """Return what is read of a row."""
     asked = {"columns.tokens": columns.tokens, "columns.tags": columns.tags}
     asked |= {"columns.id": columns.id} if columns.id else {}
-    name, ids = source_name(source), list[Any]()
-    records = read_values(
-        source, lambda: _checked(name, read_records(source, asked)), lambda record: ids.extend(record[2:])
-    )
-    return _tagged(name, records, ids)
+    return Schema(asked, _Problem(), tuple)
 
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:
     """Return checked records, (words, tags) or (words, tags, id). Raises DataError; messages start with ``name``."""
-    rows = list(_checked(name, records))
-    return _tagged(name, rows, [named for row in rows for named in row[2:]])
+    rows = list(checked(name, records, schema_of(Columns())))
+    ids: list[Any] = [named for row in rows for named in row[2:]]
+    return Tagged(name, rows, ids or None)
 
 
-def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[Record]:
-    """Yield the records after a check."""
+@dataclass(slots=True)
+class _Problem:
+    """What is wrong with a record. All tags must be of the type of the first one that it is asked about."""
+
     first: Tag | None = None
-    for number, record in enumerate(records, 1):
+    where: str = "row 1 has"
+
+    def __call__(self, record: Record) -> str | None:
         words, tags, *named = record
-        if problem := words_problem(words) or _tags_problem(words, tags, first) or id_problem(named):
-            raise row_error(name, number, problem)
-        first = tags[0] if first is None else first  # type: ignore[index]  # a list, as checked above
-        yield record
-
-
-def _tagged(name: str, records: Values[Any], ids: list[Any]) -> Tagged:
-    """Return checked records as rows. Keeps only ``ids``, of all records, in memory."""
-    if not len(records):
-        raise DataError(f"{name}: holds no rows")
-    return Tagged(name, LazyValues(lambda: ((words, tags) for words, tags, *_ in records), len(records)), ids or None)
+        problem = words_problem(words) or _tags_problem(words, tags, self) or id_problem(named)
+        if self.first is None and problem:
+            self.where = "an earlier row has"
+        elif self.first is None:
+            self.first = tags[0]  # type: ignore[index]  # a list, as checked above
+        return problem
 
 
 def words_problem(words: object) -> str | None:
@@ -83,13 +87,13 @@ def words_problem(words: object) -> str | None:
     return next(filter(None, (text_problem(word, f"word {number}") for number, word in enumerate(words, 1))), None)
 
 
-def _tags_problem(words: Any, tags: object, first: Tag | None) -> str | None:
+def _tags_problem(words: Any, tags: object, known: _Problem) -> str | None:
     if not isinstance(tags, list):
         return f"tags is {describe_value(tags)}, expected a list with one tag per word"
     if len(tags) != len(words):
         return f"{len(words)} words have {len(tags)} tags: each word needs one"
     for number, tag in enumerate(tags, 1):
-        if problem := label_problem(tag, tags[0] if first is None else first):
+        if problem := label_problem(tag, tags[0] if known.first is None else known.first, known.where):
             return f"word {number} ({words[number - 1]!r}): {problem.replace('label', 'tag', 1)}"
     return None
 
@@ -105,13 +109,13 @@ def distinct_tags(rows: Tagged) -> list[Tag]:
     return tags
 
 
-def encode_tags(part: Part[Tagged], classes: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the words of each row with their class numbers. Raises DataError for a tag that is not a class."""
+def encode_tags(values: Iterable[Any], classes: list[str], refuse: Refuse) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield the words of each row with their class numbers. Refuses rows with a tag that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
-    for place, (words, tags) in enumerate(part.values()):
+    for place, (words, tags, *_) in enumerate(values):
         for word, tag in zip(words, tags, strict=True):
             if str(tag) not in numbers:
                 known = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
                 hint = f"{nearest(str(tag), classes)}; training has: {known}"
-                raise part.problem(place, f"tag {tag!r} of the word {word!r} is out of range: training lacks it{hint}")
-        yield words, [numbers[str(tag)] for tag in tags]
+                refuse(place, f"tag {tag!r} of the word {word!r} is out of range: training lacks it{hint}")
+        yield words, [numbers.get(str(tag), 0) for tag in tags]

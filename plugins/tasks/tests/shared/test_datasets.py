@@ -142,7 +142,8 @@ def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
     tracemalloc.start()
     try:
         texts = read_rows(source_file(path, ()), CausalLM())
-        made, *_ = encode(Part(texts, np.arange(len(texts))), tokenizer, CausalLM(), tmp_path / "tokens")
+        part = Part(texts, np.arange(len(texts)))
+        made, *_ = encode(part, part.refuse, tokenizer, CausalLM(), tmp_path / "tokens", lambda numbers: [])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -68,7 +68,7 @@ def test_a_first_run_of_a_mixture_reads_its_sources_twice(
 
 
 def test_several_iterations_of_a_copy_are_apart(rows: Path) -> None:
-    values = read_values(rows, lambda: iter(range(1000)))
+    values = read_values(rows, lambda: enumerate(range(1000))).values
     assert isinstance(values, CopiedValues)
     assert list(zip(values, values, strict=True)) == [(n, n) for n in range(1000)]
     assert len(values) == 1000
@@ -80,20 +80,20 @@ def test_on_a_full_disk_each_iteration_reads_the_source(rows: Path, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(lazy_rows, "TemporaryFile", full)
-    values = read_values(rows, lambda: iter(range(1000)))
+    values = read_values(rows, lambda: enumerate(range(1000))).values
     assert isinstance(values, LazyValues)
     assert (len(values), [*values], [*values]) == (1000, [*range(1000)], [*range(1000)])
 
 
 @pytest.mark.parametrize("value", [b"bytes", datetime.date(2026, 1, 1), {1: "key"}, [("a", 1)], float("nan")])
 def test_values_that_a_copy_would_change_are_read_from_the_source(value: Any, rows: Path) -> None:
-    values = read_values(rows, lambda: iter([("text", 1), value]))
+    values = read_values(rows, lambda: enumerate([("text", 1), value])).values
     assert isinstance(values, LazyValues)
     assert [*values][1] is value
 
 
 def test_a_copy_has_the_values_themselves(rows: Path) -> None:
     wanted = [("a", 1, None), ["b", 1.5, True], "\ud800 \u2028", [{"role": "user", "content": "é"}], ("c", ["d"])]
-    values = read_values(rows, lambda: iter(wanted))
+    values = read_values(rows, lambda: enumerate(wanted)).values
     assert isinstance(values, CopiedValues)
     assert [*values] == wanted

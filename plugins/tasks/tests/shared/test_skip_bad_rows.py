@@ -65,7 +65,7 @@ def test_more_of_them_than_allowed_are_one_line_also_from_the_cache(
     assert main([*flags, "1"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
     data = MaskedLM(data="rows.jsonl", skip_bad_rows=2).prepare(RunConfig())
-    assert data.warnings[0].startswith("2 rows that cannot be read or lack a column are passed over, the first is data")
+    assert data.warnings[0].startswith("2 bad rows are passed over, the first is data")
     with pytest.raises(DataError, match=r"row 12: .*; more bad rows than the 1 of --skip-bad-rows$"):
         MaskedLM(data="rows.jsonl", skip_bad_rows=1).prepare(RunConfig())
 

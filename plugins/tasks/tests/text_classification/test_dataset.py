@@ -13,7 +13,7 @@ import pytest
 from distcore.config import RunConfig
 from distcore.errors import DataError
 from distcore_data.cache import cached_folder
-from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
+from distcore_tasks.shared.classification.labels import distinct_labels, known_labels
 from distcore_tasks.shared.jagged import flat_of
 from distcore_tasks.shared.splits import split_rows
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
@@ -133,7 +133,7 @@ def test_a_label_that_training_lacks_is_refused_with_its_row():
     with pytest.raises(
         DataError, match="x, row 2: label 7 is out of range: no training row has it; training has: 0, 1"
     ):
-        encode_labels(LabeledTexts("x", ["t", "u"], [1, 7]), ["0", "1"])
+        known_labels(LabeledTexts("x", ["t", "u"], [1, 7]), ["0", "1"])
 
 
 def test_files_for_evaluation_and_test_override_the_split(options, tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from distcore import DataError, nearest
-from distcore_data import describe_value
+from distcore_data import describe_value, pass_over
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.sources import naming
 from distcore_tasks.shared.splits import split_rows
@@ -35,6 +36,10 @@ class Labeled(Protocol):
         """Return the places of rows, counted from 0, for messages: ``row 3``, ``rows 3 and 7``."""
         ...
 
+    def problem(self, row: int, what: str) -> DataError:
+        """Return the error of a row, counted from 0."""
+        ...
+
 
 R = TypeVar("R", bound=Labeled)
 
@@ -42,11 +47,6 @@ R = TypeVar("R", bound=Labeled)
 def row_places(rows: Sequence[int]) -> str:
     """Implement ``Labeled.places`` for the rows of a file, which messages count from 1."""
     return f"row{'s' * (len(rows) > 1)} {' and '.join(str(row + 1) for row in rows)}"
-
-
-def row_problem(rows: Labeled, row: int, problem: str) -> DataError:
-    """Return the error for a row, counted from 0."""
-    return DataError(f"{rows.name}, {rows.places([row])}: {problem}")
 
 
 def label_problem(label: object, first: object, where: str = "row 1 has") -> str | None:
@@ -91,30 +91,80 @@ def distinct_labels(rows: Labeled) -> list[int] | list[str]:
     return labels
 
 
+@dataclass(frozen=True, slots=True)
+class SomeLabels:
+    """Labels of some rows of a source; implements ``Labeled``."""
+
+    rows: Labeled
+    """All rows."""
+    numbers: np.ndarray
+    """Numbers of these among them, int64, ascending."""
+
+    @property
+    def name(self) -> str:
+        """Name of all rows."""
+        return self.rows.name
+
+    @property
+    def labels(self) -> Sequence[Any]:
+        """One label, or list of labels, per row."""
+        return [self.rows.labels[number] for number in self.numbers.tolist()]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.numbers)
+
+    def places(self, rows: Sequence[int]) -> str:
+        """Return the places of rows."""
+        return self.rows.places(self.numbers[list(rows)].tolist())
+
+    def problem(self, row: int, what: str) -> DataError:
+        """Return the error of a row."""
+        return self.rows.problem(int(self.numbers[row]), what)
+
+
+def known_labels(rows: Labeled, classes: Sequence[str]) -> SomeLabels:
+    """Return the rows whose labels are all classes; others are bad rows. Raises DataError if they are not passed over.
+
+    All rows are if there are no ``classes``, as for a regression.
+    """
+    known, unknown = set(classes), dict[int, DataError]()
+    for row, label in each_label(rows) if classes else ():
+        if str(label) not in known and row not in unknown:
+            names = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
+            hint = f"{nearest(str(label), classes)}; training has: {names}"
+            unknown[row] = rows.problem(row, f"label {label!r} is out of range: no training row has it{hint}")
+            pass_over(unknown[row])
+    if len(unknown) == len(rows):
+        raise next(iter(unknown.values()))
+    return SomeLabels(rows, np.delete(np.arange(len(rows)), [*unknown]))
+
+
 def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield row and class number of each label. Raises DataError for a label that is not a class."""
+    """Yield row and class number of each label, of which all are classes."""
     numbers = {name: number for number, name in enumerate(classes)}
-    for row, label in each_label(rows):
-        if str(label) not in numbers:
-            known = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
-            hint = f"{nearest(str(label), classes)}; training has: {known}"
-            raise row_problem(rows, row, f"label {label!r} is out of range: no training row has it{hint}")
-        yield row, numbers[str(label)]
+    return ((row, numbers[str(label)]) for row, label in each_label(rows))
 
 
 def encode_labels(rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-    """Return the class number of each row, int64 ``(rows,)``. Raises DataError for a label that is not a class."""
+    """Return the class number of each row, int64 ``(rows,)``; each label is a class."""
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
 
 
 def split_parts(
-    rows: R, encode: Callable[[R], np.ndarray], options: TaskOptions, seed: int, read: Callable[[str], R]
+    rows: R,
+    classes: Sequence[str],
+    encode: Callable[[Labeled], np.ndarray],
+    options: TaskOptions,
+    seed: int,
+    read: Callable[[str], R],
 ) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
     """Yield for each dataset its name, its source, its row numbers in the source, and its encoded labels.
 
-    ``rows`` are those of the training source; ``read`` opens another source. ``encode`` returns the labels of a source
-    as an array. If they are class numbers, int64 ``(rows,)``, training keeps a row of each class. Without ``test_data``
-    there is no ``test``, and the evaluation rows serve as test rows. Raises DataError.
+    ``rows`` are those of the training source, and have all ``classes``; ``read`` opens another source, whose rows with
+    other labels are bad rows. ``encode`` returns labels as an array. If they are class numbers, int64 ``(rows,)``,
+    training keeps a row of each class. Without ``test_data`` there is no ``test``, and the evaluation rows serve as
+    test rows. Raises DataError.
     """
     labels = encode(rows)
     if options.eval_data is None:
@@ -126,8 +176,8 @@ def split_parts(
     for name, source in options.held_out.items():
         with naming(name):
             others = read(source)
-            labels = encode(others)
-        yield name, others, np.arange(len(others)), labels
+            known = known_labels(others, classes)
+        yield name, others, known.numbers, encode(known)
 
 
 def _strata(labels: np.ndarray) -> np.ndarray:

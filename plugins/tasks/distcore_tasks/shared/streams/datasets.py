@@ -6,7 +6,7 @@ So a resume, and any number of ranks and workers, have the same rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore import Column, DataError
-from distcore_data import RowOrder
-from distcore_tasks.shared.streams.values import NumberedValues, spread
+from distcore import Column
+from distcore_data import RowOrder, pass_over
+from distcore_tasks.shared.splits import Refuse
+from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues, spread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Encoded = tuple[np.ndarray, ...]
 """Arrays of a row, of which the first has its tokens."""
-Problem = Callable[[int, str], DataError]
-"""Return the error of the value at a place, which messages name by its row."""
-Encode = Callable[[list[Any], Problem], Iterable[Encoded]]
-"""Encode values."""
+Encode = Callable[[list[Any], Refuse], Iterable[Encoded]]
+"""Encode values, in whose places are others if they are refused and passed over."""
 KEPT = 2**22
 """Most tokens that are kept: a step asks for those of its rows three times, for lengths, items and batches."""
 
@@ -52,10 +51,10 @@ class EncodedRows:
         missing = [row for row in np.unique(rows).tolist() if row not in self._kept]
         values = self._values.at(missing)
 
-        def problem(place: int, what: str) -> DataError:
-            return self._values.problem(missing[place], what)
+        def refuse(place: int, what: str) -> None:
+            raise self._values.problem(missing[place], what)
 
-        for row, encoded in zip(missing, self._encode(values, problem), strict=True):
+        for row, encoded in zip(missing, self._encode(values, refuse), strict=True):
             self._kept[row], self._size = encoded, self._size + len(encoded[0])
         asked = [self._kept[row] for row in rows.tolist()]
         for row in rows.tolist():
@@ -63,6 +62,20 @@ class EncodedRows:
         while self._size > KEPT:
             self._size -= len(self._kept.popitem(last=False)[1][0])
         return asked
+
+
+def encodable(values: NumberedValues[Any], encode: Encode) -> NumberedValues[Any]:
+    """Return the values that ``encode`` does not refuse; the others are bad rows. Encodes all of them once."""
+    refused = list[int]()
+    for start in range(0, len(values), AT_ONCE):
+        places = range(start, min(start + AT_ONCE, len(values)))
+
+        def refuse(place: int, what: str, places: range = places) -> None:
+            pass_over(values.problem(places[place], what))
+            refused.append(places[place])
+
+        deque(encode(values.at(places), refuse), maxlen=0)
+    return values.only(np.delete(np.arange(len(values)), refused)) if refused else values
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
 from distcore_tasks.shared.sources import source_file
 from distcore_tasks.shared.splits import Part, SourceRows, read_held_out
+from distcore_tasks.shared.streams.datasets import Encode, encodable
 from distcore_tasks.shared.streams.values import NumberedValues, save_values, split_values
 
 R = TypeVar("R", bound=SourceRows)
@@ -38,18 +39,22 @@ class StreamParts(Generic[R]):
     held_out: dict[str, Part[R]]
     """The other datasets, by name."""
 
+    def saved(self, folder: Path, encode: Encode, options: TaskOptions) -> StreamParts[R]:
+        """Return the rows without bad ones, if they are passed over, and write to the new ``folder`` which they are."""
+        train = encodable(self.train, encode) if options.skip_bad_rows else self.train
+        save_values(train, folder)
+        return replace(self, train=train)
+
     def sources(self, options: TaskOptions) -> list[int]:
         """Return the first training row of each source of a mixture, and the end of the last; empty without one."""
         named = [Path(source).expanduser() for source in mixed_sources(options)]
         return self.train.bounds(named) if named else []
 
 
-def read_stream_parts(
-    options: TaskOptions, rows: R, read: Callable[[str], R], seed: int, folder: Path
-) -> StreamParts[R]:
-    """Choose the training rows, and write which they are to the new ``folder``. Raises DataError.
+def read_stream_parts(options: TaskOptions, rows: R, read: Callable[[str], R], seed: int) -> StreamParts[R]:
+    """Choose the training rows. ``rows``: those of ``data``, by number. ``read`` returns the rows of another source.
 
-    ``rows``: those of ``data``, by number. ``read`` returns the rows of another source.
+    Raises DataError.
     """
     held_out = dict[str, Part[R]]()
     train = rows.values
@@ -57,7 +62,6 @@ def read_stream_parts(
     if options.eval_data is None:
         train, evaluation = split_values(train, options.eval_fraction, seed)
         held_out["evaluation"] = Part(rows, evaluation)
-    save_values(train, folder)
     return StreamParts(train, held_out | read_held_out(options, read))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -10,12 +10,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from distcore import DataError, Feistel
-from distcore_data import ChosenRows, Filtered, IndexedRows, Record, Source, choose_rows, row_error, source_name
+from distcore_data import ChosenRows, Filtered, IndexedRows, Source, choose_rows, source_name
+from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.splits import split_rows
 
 T = TypeVar("T")
-Check = Callable[[Iterable[tuple[int, Record]]], Iterator[T]]
-"""Turn records, each with its number from 1, into values. Raises DataError for one that cannot be used."""
 AT_ONCE = 1024
 """Rows that an iteration reads at a time."""
 SAMPLE = 10_000
@@ -39,7 +38,7 @@ class NumberedValues(Generic[T]):
     """Name of the source in error messages, such as ``data file chats.jsonl``."""
     rows: IndexedRows
     """All rows of the source."""
-    check: Check[T]
+    schema: Schema[T]
     """Makes values of records."""
     chosen: ChosenRows | None = None
     """The rows that have a value here; ``None``: all."""
@@ -59,8 +58,11 @@ class NumberedValues(Generic[T]):
 
     def at(self, places: Sequence[int] | np.ndarray) -> list[T]:
         """Return the values at ``places``. Raises DataError with the row."""
-        numbers = self.numbers(np.asarray(places, np.int64))
-        return list(self.check(zip((numbers + 1).tolist(), self.rows[numbers], strict=True)))
+        records = self.rows[self.numbers(np.asarray(places, np.int64))]
+        for place, record in zip(places, records, strict=True):
+            if what := self.schema.problem(record):
+                raise self.problem(int(place), what)
+        return list(map(self.schema.value, records))
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """Return the numbers in the source of the values at ``places``, both int64."""
@@ -68,7 +70,7 @@ class NumberedValues(Generic[T]):
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error of a value."""
-        return row_error(self.name, int(self.numbers(np.array([place]))[0]) + 1, what)
+        return self.rows.problem(int(self.numbers(np.array([place]))[0]), what)
 
     def only(self, places: np.ndarray) -> NumberedValues[T]:
         """Return the values at ``places``, int64, ascending."""
@@ -84,20 +86,20 @@ class NumberedValues(Generic[T]):
         return ends if self.chosen is None else list(map(self.chosen.before, ends))
 
 
-def choose_values(source: Source, columns: dict[str, str], check: Check[T], most_bad_rows: int) -> NumberedValues[T]:
+def choose_values(source: Source, schema: Schema[T], most_bad_rows: int) -> NumberedValues[T]:
     """Return the values of a source by number. A filter, or bad rows that are passed over, take a pass over all rows.
 
     Raises DataError.
     """
-    chosen = choose_rows(source, columns) if most_bad_rows or isinstance(source, Filtered) else None
-    return _opened(source, columns, check, chosen)
+    is_all = not most_bad_rows and not isinstance(source, Filtered)
+    return _opened(source, schema, None if is_all else choose_rows(source, schema.columns, schema.problem))
 
 
-def open_values(source: Source, columns: dict[str, str], check: Check[T], folder: Path) -> NumberedValues[T]:
+def open_values(source: Source, schema: Schema[T], folder: Path) -> NumberedValues[T]:
     """Return values that ``save_values`` saved to ``folder``."""
     file = folder / CHOSEN
     chosen = ChosenRows(np.load(file, allow_pickle=False)) if file.is_file() else None
-    return _opened(source, columns, check, chosen)
+    return _opened(source, schema, chosen)
 
 
 def save_values(values: NumberedValues[T], folder: Path) -> None:
@@ -107,9 +109,9 @@ def save_values(values: NumberedValues[T], folder: Path) -> None:
         np.save(folder / CHOSEN, values.chosen.bits)
 
 
-def _opened(source: Source, columns: dict[str, str], check: Check[T], chosen: ChosenRows | None) -> NumberedValues[T]:
-    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, columns, whole=chosen is None)
-    return NumberedValues(source_name(source), rows, check, chosen)
+def _opened(source: Source, schema: Schema[T], chosen: ChosenRows | None) -> NumberedValues[T]:
+    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, schema.columns, whole=chosen is None)
+    return NumberedValues(source_name(source), rows, schema, chosen)
 
 
 def split_values(values: NumberedValues[T], fraction: float, seed: int) -> tuple[NumberedValues[T], np.ndarray]:

@@ -39,7 +39,7 @@ class Problem(Protocol):
         ...
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-        """Return the target of each row, ``(rows, …)``. Raises DataError for a label that is not a class."""
+        """Return the target of each row, ``(rows, …)``; each label is a class."""
         ...
 
     def facts(self, labels: np.ndarray) -> dict[str, object]:

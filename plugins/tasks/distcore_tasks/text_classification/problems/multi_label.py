@@ -34,13 +34,14 @@ class MultiLabel:
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
         """Require lists of distinct integers from 0 or distinct strings, all of the first label's type."""
-        first = next((one for some in labels if isinstance(some, list) for one in some), None)
+        every = (one for some in labels if isinstance(some, list) for one in some)
+        first = next((one for one in every if not label_problem(one, one)), None)
         for some in labels:
             if not isinstance(some, list):
                 expected = "expected a list of labels, as JSON, JSON Lines and Parquet have them"
                 yield f"label is {describe_value(some)}, {expected}"
                 continue
-            problems = (label_problem(one, first, "an earlier one is") for one in some)
+            problems = (label_problem(one, one if first is None else first, "an earlier one is") for one in some)
             yield next(filter(None, problems), _duplicate(some))
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:

@@ -14,7 +14,6 @@ from distcore_tasks.shared.classification.labels import (
     distinct_labels,
     encode_labels,
     label_problem,
-    row_problem,
 )
 from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
 from distcore_tasks.text_classification.problems.contract import Origins
@@ -38,15 +37,17 @@ class SingleLabel:
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
         """Require integers from 0 or strings, all of the first label's type."""
+        first = next((label for label in labels if not label_problem(label, label)), None)
+        where = "row 1 has" if labels and first is labels[0] else "an earlier one is"
         for label in labels:
-            problem = label_problem(label, labels[0])
+            problem = label_problem(label, label if first is None else first, where)
             yield f"{problem}{NUMBERS}" if problem and isinstance(label, float) else problem
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return the distinct labels, sorted. Raises DataError where each row has a number of its own."""
         distinct = distinct_labels(rows)
         if len(distinct) == len(rows) > 1 and all(map(_is_fraction, distinct)):
-            raise row_problem(rows, 0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}")
+            raise rows.problem(0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}")
         return distinct
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
