@@ -4,6 +4,8 @@ from distcore.config import dump_config as dump_config
 from distcore.config import flatten as flatten
 from distcore.config import load_config as load_config
 from distcore.config import with_changes as with_changes
+from distcore.deprecation import DeprecatedWarning as DeprecatedWarning
+from distcore.deprecation import deprecated as deprecated
 from distcore.distributed import dtensors as dtensors
 from distcore.distributed.collectives import gather_rows as gather_rows
 from distcore.distributed.collectives import sum_over_ranks as sum_over_ranks

@@ -15,12 +15,14 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
+from distcore import DeprecatedWarning
 from distcore.cli.commands import summaries
 from distcore.cli.commands.train import config_of
 from distcore.cli.flags import FLAGS, Flag
 from distcore.cli.main import main
 from distcore.cli.task_flags import task_flags
 from distcore.config import RunConfig, load_config
+from distcore.config.keys import RENAMED
 from distcore.errors import OTHERS, ConfigError, nearest
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
@@ -38,7 +40,7 @@ NOT_A_CONSTANT = {
 def field_of(flag: Flag) -> tuple[object, object]:
     """Default and annotation of the config field that a flag sets."""
     model: Any = RunConfig
-    *parents, leaf = flag.key.split(".")
+    *parents, leaf = RENAMED.get(flag.key, flag.key).split(".")
     for parent in parents:
         model = model.model_fields[parent].annotation
     field = model.model_fields[leaf]
@@ -174,7 +176,8 @@ def test_a_word_that_is_far_from_all_is_given_no_meaning(word: str) -> None:
 
 
 def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:
-    assert {flag.key.partition(".")[0] for flag in FLAGS} | SET_ONLY == set(RunConfig.model_fields)
+    keys = {flag.key.partition(".")[0] for flag in FLAGS} - RENAMED.keys()
+    assert keys | SET_ONLY == set(RunConfig.model_fields)
 
 
 @pytest.mark.needs("distcore-tasks")
@@ -218,8 +221,9 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
 @pytest.mark.needs("distcore-tasks")
 def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = "train --data rows.json --model bert-tiny --set device=cpu --global-batch-size 16 --out run --dry-run"
-    packed, job = job, f"{job} --packing off"
-    assert main(job.split()) == 0
+    packed, job = job, f"{job} --padding-free off"
+    with pytest.warns(DeprecatedWarning, match="'packing'"):
+        assert main(job.replace("padding-free", "packing").split()) == 0
     out = capsys.readouterr().out
     config = yaml.safe_load(out)
     assert [key for key, value in config.items() if value == "auto"] == ["micro_batch_size"]

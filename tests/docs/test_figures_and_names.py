@@ -102,7 +102,7 @@ FIGURES: list[tuple[str, Callable[[], int]]] = [
     (r"`SPEC_VERSION` is #\b", lambda: SPEC_VERSION),
     (r"\bspec_version=#\b", lambda: SPEC_VERSION),
 ]
-HISTORY = {"hook-spec-3.md"}
+HISTORY = {"compatibility.md"}
 """Pages that compare this version of a contract with the one before."""
 
 

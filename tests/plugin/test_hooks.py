@@ -112,7 +112,7 @@ def test_a_strategy_of_an_older_version_is_refused_with_the_page_that_helps() ->
     class Oldest(Minimal):
         capabilities: ClassVar = Capabilities(spec_version=1)
 
-    with pytest.raises(StrategyError, match=r"written for hook-spec version 1, .* has 3 and .*docs/hook-spec-3\.md"):
+    with pytest.raises(StrategyError, match=r"written for hook-spec version 1, .* has 3 and .*docs/compatibility\.md"):
         Hooks("mine", Oldest())
 
 

@@ -60,7 +60,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--micro-batch-size", "ROWS", "auto", "most rows of one forward pass on one rank; auto: by tokens"),
         Flag("--micro-batch-tokens", "TOKENS", "by device", "most tokens of one forward pass on one rank"),
         Flag("--padding-free", "auto|on|off", "auto", "compute rows without padding; auto: where exact and faster"),
-        Flag("--packing", "auto|on|off", "auto", "earlier name of --padding-free", "padding_free"),
+        Flag("--packing", "auto|on|off", "auto", "earlier name of --padding-free", "packing"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
         Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
         Flag("--optimizer", "NAME", "adamw", "adam, sgd, any that is installed, or file.py:Class", "optimizer.name"),

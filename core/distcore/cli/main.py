@@ -18,6 +18,7 @@ from distcore.cli.commands import command_module, summaries
 from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
+from distcore.deprecation import print_on_one_line
 from distcore.errors import INTERRUPTED, ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
 
 READER_GONE = 141
@@ -27,6 +28,8 @@ READER_GONE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130, 141 and 143 stopped."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        print_on_one_line()
     try:
         try:
             return run(given, is_program=argv is None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from distcore.deprecation import deprecated
+
 RENAMED = {"packing": "padding_free"}
-"""Map each old key to its new name, both at the top of a config."""
+"""Map each old key to its new name, both at the top of a config. All are deprecated since 0.2."""
 PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}}
 """Values by the name of ``--preset``; the user's own settings override them."""
 EXECUTION = frozenset({
@@ -25,6 +27,8 @@ FOLLOWING: Sequence[tuple[frozenset[str], Mapping[str, Any]]] = (
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``tree`` with the keys of today; a key that is there under both names keeps the value of today's."""
+    for old in tree.keys() & RENAMED:
+        deprecated(f"config key {old!r}", "0.2", repr(RENAMED[old]))
     renamed = {RENAMED[key]: value for key, value in tree.items() if key in RENAMED}
     return renamed | {key: value for key, value in tree.items() if key not in RENAMED}
 

@@ -8,10 +8,11 @@ from operator import attrgetter
 
 from distcore import registry
 from distcore.config import RunConfig
+from distcore.deprecation import deprecated
 from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.model.optim import is_plugin, load_optimizer, optimizer_class
 from distcore.model.optimizers.own import check as check_own
-from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.capabilities import SPEC_VERSION, Capabilities
 from distcore.plugin.task.bound import BoundTask
 from distcore.resolve.strategies import names_that
 
@@ -20,6 +21,9 @@ log = logging.getLogger("distcore")
 
 def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
     """Raise ConfigError if the config needs an undeclared capability; name the strategies that declare it."""
+    if (version := declared.spec_version) < SPEC_VERSION:
+        what = f"strategy {config.strategy!r}: hook-spec version {version}"
+        deprecated(what, "0.2", f"version {SPEC_VERSION} (docs/compatibility.md)")
     evaluated = config.precision if config.eval_precision == "same" else config.eval_precision
     if evaluated != config.precision and "precision" in declared.owns:
         own = f"strategy {config.strategy!r} computes evaluations as training does"

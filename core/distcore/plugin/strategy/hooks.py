@@ -274,7 +274,7 @@ def capabilities_of(name: str, strategy: object) -> Capabilities:
         raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
     if not OLDEST_SPEC_VERSION <= declared.spec_version <= SPEC_VERSION:
         older = declared.spec_version < SPEC_VERSION
-        what_to_do = "upgrade the plugin, or see docs/hook-spec-3.md" if older else "upgrade distcore"
+        what_to_do = "upgrade the plugin, or see docs/compatibility.md" if older else "upgrade distcore"
         raise StrategyError(
             f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
             f"{SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {what_to_do}"
