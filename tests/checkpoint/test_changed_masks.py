@@ -41,6 +41,7 @@ def test_what_changes_them_is_named(
     assert [text for text in caplog.messages if text.startswith("resume: ")] == ([line] if said else [])
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("masks", ["row", "rank"])
 def test_a_run_that_goes_on_keeps_its_masks_until_its_end(masks: str, tmp_path: Path) -> None:
     steps: dict[str, Any] = {"max_steps": 3, "save_every": 1, "checkpoints": {"keep_last": 9}}

@@ -95,6 +95,7 @@ def test_help_is_as_wide_as_columns_says(
         assert len(longest) > (80 if columns > 80 else 64)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("argument", ["tasks", "--help"], ids=["rich prints", "argparse prints"])
 @pytest.mark.needs("distcore-workbench")
 def test_a_reader_that_has_gone_ends_the_command_quietly(argument: str) -> None:

@@ -46,6 +46,7 @@ def test_the_number_is_of_all_files(tmp_path: Path) -> None:
             list(read_records(jsonl(tmp_path), COLUMNS))
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("form", SHARDS)
 def test_a_cut_shard_loses_its_last_rows_and_no_other_ones(form: str, tmp_path: Path) -> None:
     source, files = three_shards(tmp_path, form)

@@ -51,6 +51,7 @@ def test_bad_rows_are_not_chosen(write: type, tmp_path: Path) -> None:
     assert len(check(write(tmp_path), 2)) == 2
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("form", SHARDS)
 def test_the_rest_of_a_cut_shard_is_not_chosen(form: str, tmp_path: Path) -> None:
     source, files = three_shards(tmp_path, form)

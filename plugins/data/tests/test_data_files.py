@@ -157,6 +157,7 @@ def test_a_damaged_place_in_utf8_is_no_other_encoding(tmp_path):
         list(read_records(tmp_path / "a.csv", COLUMNS))
 
 
+@pytest.mark.programs
 def test_the_wrong_byte_of_a_large_file_is_found_where_it_is(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'["x", 1]\n' * 300_000 + b'["caf\xe9", 2]\n')
     with pytest.raises(DataError, match=r"\(byte 0xe9 at offset 2700005\); it looks like cp1252"):

@@ -203,6 +203,7 @@ def test_large_windows_are_computed_and_not_stored() -> None:
     assert order(0, 1)[np.arange(777, 800)].tolist() == whole(order, 0, 1)[777:800].tolist()
 
 
+@pytest.mark.programs
 def test_many_shards_are_computed_and_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = WindowedRows.even(5, 1003, 7, window=4)
     before, content = whole(stored, 0, 1), stored.content

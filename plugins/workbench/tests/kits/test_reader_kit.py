@@ -13,6 +13,7 @@ FILE = Path(__file__).with_name("broken_readers.py")
 BROKEN = broken_in(FILE)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_reader_breaks_its_law(name: str) -> None:
     (finding,) = KIT(f"{FILE}:{name}", only=[BROKEN[name]])
@@ -20,6 +21,7 @@ def test_a_broken_reader_breaks_its_law(name: str) -> None:
     assert finding.note
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("name", ["files", f"{FILE}:Sound"])
 def test_ours_keeps_the_laws(name: str) -> None:
     assert [str(finding) for finding in KIT(name) if not finding.held] == []
