@@ -181,6 +181,18 @@ class DrawsNoise(nn.Module):
         return given + self.draw()
 
 
+def own_noise() -> Tensor:
+    """Noise of a generator that is the model's, which leaves torch's own alone."""
+    return torch.randn(8, generator=torch.Generator().manual_seed(0))
+
+
+class Attends(nn.Module):
+    """Attention without dropout: an operation that can draw, and does not."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(given, given, given)
+
+
 @pytest.mark.usefixtures("masks")
 @pytest.mark.parametrize(
     ("module", "shape", "says"),
@@ -189,8 +201,9 @@ class DrawsNoise(nn.Module):
         (nn.Dropout(0.5), (8, 8), "dropout of shape (8, 8), whose rows are not known"),
         *(
             (nn.Sequential(nn.Dropout(0.5), DrawsNoise(draw)), (4, 8), "random numbers that the model draws itself")
-            for draw in (lambda: torch.randn(8), lambda: float(np.random.rand()), random.random)
+            for draw in (lambda: torch.randn(8), lambda: float(np.random.rand()), random.random, own_noise)
         ),
+        (Attends(), (4, 2, 6, 8), ""),
     ],
 )
 def test_what_is_not_by_row_is_named_once(

@@ -32,7 +32,5 @@ def forward_of(rows: np.ndarray) -> Iterator[None]:
     """Compute rows, as the loop does."""
     masks = current_masks()
     assert masks is not None
-    masks.begin_rows(rows, torch.device("cpu"))
-    yield
-    if masks.is_new:
-        masks.end_rows()
+    with masks.forward_of(rows, torch.device("cpu")):
+        yield

@@ -6,7 +6,7 @@ sampler → collate → device → accumulate → the task's loss → backward �
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -135,12 +135,9 @@ def scaled_loss(
         run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
         if isinstance(task_loss, SumOfRows):
             task_loss.rows = len(micro.indices)
-        if masks:
-            masks.begin_rows(micro.indices, run.world.device, batch)
-        with autocast:
+        by_row = masks.forward_of(micro.indices, run.world.device, batch) if masks else nullcontext()
+        with by_row, autocast:
             total, further = terms(task_loss(model, on_device(run, batch)))
-        if masks and masks.is_new:
-            masks.end_rows()
         total = total * scale
         for name, term in further.items():
             if name not in others:

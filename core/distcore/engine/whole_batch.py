@@ -6,7 +6,7 @@ last one is embedded once, so that a step of one micro-batch has no second pass.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -46,12 +46,10 @@ def train_whole_batch(
         run.tally.muted = micro.is_padding
         if len(micros) > 1:
             seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
-        if masks := current_masks():
-            masks.begin_rows(micro.indices, run.world.device, batch)
-        with autocast:
+        masks = current_masks()
+        by_row = masks.forward_of(micro.indices, run.world.device, batch) if masks else nullcontext()
+        with by_row, autocast:
             embeddings = task.embed(run.model, on_device(run, batch))
-        if masks and masks.is_new:
-            masks.end_rows()
         if (rows := len(next(iter(embeddings.values())))) != len(micro.indices):
             raise TaskError(f"task: embed() returned {rows} rows for {len(micro.indices)}; expected tensors (n, …)")
         return embeddings

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distcore.errors import TaskError
+from distcore.model.draws import CountsDraws
 from distcore.model.dropout import BITS
 from distcore.plugin.strategy.contract import Run
 
@@ -56,9 +57,9 @@ class RowMasks:
         self._firsts: Tensor | None = None
         self._calls: dict[int, Call] = {}
         self._shared: Call | None = None
-        self._before, self._others_before = torch.empty(0), ""
+        self._drawn = 0
         self.is_new = True
-        """True until the end of the first forward pass."""
+        """True until the first forward pass."""
         self.outside: str | None = None
         """Description of the model's random numbers that depend on ranks and micro-batches, if any."""
 
@@ -70,18 +71,21 @@ class RowMasks:
             self._firsts = seen.ne(0).int().argmax(1).to(device)
         self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
         self._parts = {}
-        if self.is_new:
-            self._before, self._others_before = torch.get_rng_state(), _other_generators()
 
-    def end_rows(self) -> None:
-        """End the first forward pass of a run: one line says which random numbers of the model are not by row."""
-        self.is_new = False
-        generator = torch.Generator()
-        generator.set_state(self._before)
-        for _ in self._calls:
-            _draw(generator)
-        is_torchs = torch.equal(generator.get_state(), torch.get_rng_state())
-        if not is_torchs or self._others_before != _other_generators():
+    @contextmanager
+    def forward_of(self, rows: np.ndarray, device: torch.device, batch: object = None) -> Iterator[None]:
+        """Compute dataset ``rows`` inside the ``with`` block; see ``begin_rows``.
+
+        Of the first forward pass of a run one line says which random numbers of the model are not by row.
+        """
+        self.begin_rows(rows, device, batch)
+        if not self.is_new:
+            yield
+            return
+        self.is_new, before = False, _other_generators()
+        with CountsDraws() as draws:  # type: ignore[no-untyped-call]
+            yield
+        if draws.count > self._drawn or before != _other_generators():
             self.outside = self.outside or "random numbers that the model draws itself"
         if self.outside:
             log.info("dropout_masks: results depend on ranks and micro-batches, not by row: %s", self.outside)
@@ -149,7 +153,8 @@ class RowMasks:
 
         Recomputation restores torch's generator, so a number drawn from it identifies the call.
         """
-        drawn = _draw()
+        drawn = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+        self._drawn += 1
         if drawn not in self._calls:
             if torch._C._current_graph_task_id() != -1:
                 raise TaskError(
@@ -194,10 +199,6 @@ class RowMasks:
             kept = torch.ge(values, dropped - 2 ** (BITS - 1), out=like.new_empty(POOL_VALUES))
             self._pools[chosen] = kept.mul_(2**BITS / (2**BITS - dropped))
         return self._pools[chosen]
-
-
-def _draw(generator: torch.Generator | None = None) -> int:
-    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator))
 
 
 def _other_generators() -> str:
