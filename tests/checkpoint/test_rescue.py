@@ -16,8 +16,8 @@ from checkpoint_cases import Disk, saver
 from torch import Tensor
 
 import distcore
-from distcore.checkpoint import find, read_tensors
-from distcore.checkpoint.commit import staging_of
+from distcore.checkpoint import Checkpoint, find, read_tensors
+from distcore.checkpoint.commit import STAGING, clean_up, staging_of
 from distcore.checkpoint.rescue import Rescue, can_save_alone, save_alone
 from distcore.engine.evaluation import evaluate_sets
 from distcore.launchers.processes.failures import Failure
@@ -183,30 +183,98 @@ def test_a_checkpoint_of_the_step_stays(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints/step-00000003/manifest.json").read_bytes() == before
 
 
-def states() -> dict[str, State]:
-    whole: State = {"model/weight": torch.ones(4), "optimizer/weight/step": torch.tensor(3.0)}
-    piece = Piece(values=torch.ones(2), start=0, shape=(4,))
-    nan: Tensor = torch.tensor([1.0, math.nan, 1.0, 1.0])
+def held_by(rank: int = 0) -> Any:
+    """Return a run of four ranks after its first step."""
+    module = torch.nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    module(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    world = SimpleNamespace(rank=rank, size=4)
+    return SimpleNamespace(module=module, optimizer=optimizer, world=world, base=None, ema=None)
+
+
+WHOLE: State = {"model/weight": torch.arange(4.0)[None], "optimizer/weight/momentum_buffer": torch.ones(1, 4)}
+
+
+def part_of(half: int, replica: bool) -> State:
+    """Return the state that a rank of two shards holds."""
     return {
-        "whole": whole,
-        "a part": whole | {"model/weight": piece},
-        "not finite": whole | {"model/weight": nan},
-        "a buffer": whole | {"model/running_mean": torch.ones(4)},
+        name: Piece(values=value.flatten()[2 * half : 2 * half + 2], start=2 * half, shape=(1, 4), replica=replica)
+        for name, value in WHOLE.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def states() -> dict[str, State]:
+    nan: Tensor = torch.tensor([[1.0, math.nan, 1.0, 1.0]])
+    return {
+        "whole": WHOLE,
+        "a part": part_of(0, replica=False),
+        "the model whole, moments in parts": part_of(0, replica=False) | {"model/weight": WHOLE["model/weight"]},
+        "without moments": {"model/weight": WHOLE["model/weight"]},
+        "not finite": WHOLE | {"model/weight": nan},
+        "a buffer": WHOLE | {"model/running_mean": torch.ones(4)},
     }
 
 
 @pytest.mark.parametrize("case", states())
 def test_only_what_is_whole_and_finite_and_no_buffer_is_saved(tmp_path: Path, case: str) -> None:
-    module = torch.nn.Linear(4, 1, bias=False)
     final = tmp_path / "checkpoints/step-00000003"
-    assert save_alone(SimpleNamespace(module=module), states()[case], final, Disk(), {}) is (case == "whole")  # type: ignore[arg-type]
+    assert save_alone(held_by(), states()[case], final, Disk(), {}) is (case == "whole")
     assert final.exists() is (case == "whole")
-    assert not staging_of(final).exists()
 
 
 def test_of_several_ranks_one_saves(tmp_path: Path) -> None:
     final = tmp_path / "checkpoints/step-00000003"
+    assert [save_alone(held_by(rank), WHOLE, final, Disk(), {}) for rank in (1, 2)] == [True, False]
+    assert [path.name for path in final.parent.iterdir()] == [final.name]
+
+
+@pytest.mark.parametrize("left", [[(0, True), (1, False)], [(1, False), (1, True), (0, True)], [(0, False), (0, True)]])
+def test_ranks_that_hold_all_shards_complete_it_together(tmp_path: Path, left: list[tuple[int, bool]]) -> None:
+    final = tmp_path / "checkpoints/step-00000003"
+    done = [
+        save_alone(held_by(rank), part_of(half, replica), final, Disk(), {"progress": {"step": 3}})
+        for rank, (half, replica) in enumerate(left, 1)
+    ]
+    all_halves = len({half for half, _ in left}) == 2
+    assert done == [False] * (len(left) - 1) + [all_halves]
+    assert final.exists() is all_halves
+    if all_halves:
+        saved = read_tensors(final)
+        assert saved.keys() == WHOLE.keys()
+        assert all(torch.equal(saved[name], value) for name, value in WHOLE.items() if isinstance(value, Tensor))
+        Checkpoint(final).verify()
+    clean_up(Disk(), final.parent)
+    assert [path.name for path in final.parent.iterdir()] == [final.name] * all_halves
+
+
+@pytest.mark.parametrize("what", ["gathered", "averaged"])
+def test_parts_that_may_not_be_all_are_not_saved(tmp_path: Path, what: str) -> None:
+    """A step that failed can leave a weight gathered, in another dtype; it is none that the optimizer steps."""
+    final = tmp_path / "checkpoints/step-00000003"
+    for rank in (0, 1):
+        run = held_by(rank)
+        if what == "gathered":
+            run.module.weight = torch.nn.Parameter(run.module.weight.detach().clone())
+        else:
+            run.ema = {"ema/weight": torch.ones(1, 4)}
+        assert not save_alone(run, part_of(rank, replica=False), final, Disk(), {})
+    assert not final.parent.exists()
+
+
+def test_a_rank_waits_for_its_turn_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distcore.checkpoint.rescue.LONGEST_TURN", 0.1)
+    final = tmp_path / "checkpoints/step-00000003"
+    turn = final.with_name(f"{STAGING}turn-{final.name}")
+    turn.mkdir(parents=True)
+    assert not save_alone(held_by(), WHOLE, final, Disk(), {})
+    turn.rmdir()
+    assert save_alone(held_by(), WHOLE, final, Disk(), {})
+
+
+def test_a_save_of_all_ranks_that_has_begun_is_left_alone(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoints/step-00000003"
     staging_of(final).mkdir(parents=True)
-    run: Any = SimpleNamespace(module=torch.nn.Linear(4, 1, bias=False))
-    assert not save_alone(run, states()["whole"], final, Disk(), {})
-    assert staging_of(final).exists()  # the other one writes on
+    assert save_alone(held_by(), WHOLE, final, Disk(), {})
+    assert staging_of(final).exists()

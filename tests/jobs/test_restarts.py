@@ -61,6 +61,7 @@ import distcore
 @dataclass(frozen=True, kw_only=True)
 class Dies(distcore.Simple):
     how: str = ""
+    when: str = "forward"
     once: str = ""
 
     def data(self):
@@ -72,27 +73,42 @@ class Dies(distcore.Simple):
         return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 
     def row_loss(self, model, batch):
-        if torch.is_grad_enabled() and len(CALLS) == 7 and os.environ.get("RANK") == "1" and self.how:
-            if not Path(self.once).exists():
-                Path(self.once).touch()
-                if self.how == "raises":
-                    raise ValueError("a bad row")
+        is_eighth = torch.is_grad_enabled() and len(CALLS) == 7
+        dying = is_eighth and os.environ.get("RANK") == "1" and self.how and not Path(self.once).exists()
+        if dying:
+            Path(self.once).touch()
+            if self.how == "raises":
+                raise ValueError("a bad row")
+            if self.when != "backward":
                 os.kill(os.getpid(), signal.SIGKILL)
         CALLS.extend([0] * torch.is_grad_enabled())
-        return (model(batch[0])[:, 0] - batch[1]) ** 2
+        losses = (model(batch[0])[:, 0] - batch[1]) ** 2
+        if self.when == "backward" and dying:
+            losses.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        return losses
 
 CALLS = []
 """
 
 
-def dies(folder: Path, strategy: str, how: str, launcher: Sequence[str] = ("-m", "distcore")) -> str:
+def dies(
+    folder: Path,
+    strategy: str,
+    how: str,
+    launcher: Sequence[str] = ("-m", "distcore"),
+    nproc: int = 2,
+    when: str = "forward",
+) -> str:
     """Train twice, once with a rank that ends in step 8; compare the last weights, and return what was said."""
     (folder / "dies.py").write_text(DIES)
     flags = f"--task dies.py:Dies --strategy {strategy} --global-batch-size 16 --epochs 1 --save-every 5 --eval-every 3"
     flags += " --keep-last 9"
     said = ""
-    for out, more in (("whole", ""), ("killed", f"--how {how} --once {folder}/once --resume auto")):
-        ranks = "--nproc 2 --max-restarts 1" if launcher == ("-m", "distcore") else ""
+    for out, more in (
+        ("whole", ""),
+        ("killed", f"--how {how} {when and f'--when {when}'} --once {folder}/once --resume auto"),
+    ):
+        ranks = f"--nproc {nproc} --max-restarts 1" if launcher == ("-m", "distcore") else ""
         words = [sys.executable, *launcher, "train", *f"{flags} --out {out} {ranks} {more}".split()]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -110,7 +126,7 @@ def dies(folder: Path, strategy: str, how: str, launcher: Sequence[str] = ("-m",
 @pytest.mark.ranks
 def test_the_rank_that_is_left_saves_the_step_before(tmp_path: Path) -> None:
     said = dies(tmp_path, "ddp", "killed")
-    assert "W rank 0: other ranks are gone: step 7 is saved from the memory of this one" in said
+    assert "W rank 0: other ranks are gone: step 7 is saved from memory" in said
     assert "resumed from killed/checkpoints/step-00000007 at step 7" in said
     state = json.loads((tmp_path / "killed/checkpoints/step-00000007/state.json").read_text())
     assert state["best"]["step"] in (3, 6)
@@ -123,6 +139,16 @@ def test_so_it_does_under_others(tmp_path: Path, strategy: str) -> None:
     name, _, launcher = strategy.partition(":")
     agent = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "-m", "distcore")
     assert "at step 7" in dies(tmp_path, name, "killed", agent if launcher else ("-m", "distcore"))
+
+
+@pytest.mark.needs("distcore-mesh")
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_ranks_that_hold_replicas_of_all_shards_save_together(tmp_path: Path, when: str) -> None:
+    said = dies(tmp_path, "mesh:shard=2", "killed", nproc=4, when=when)
+    assert "ranks are gone: step 7 is saved from memory" in said
+    assert "resumed from killed/checkpoints/step-00000007 at step 7" in said
 
 
 @pytest.mark.ranks

@@ -42,7 +42,7 @@ def write(
     begin(files, final)
     for rank, held in enumerate(states):
         write_share(files, final, blocks_to_write(held, rank, len(states), limit), rank, limit)
-    commit(files, final, len(states), {"progress": {}, "best": best})
+    commit(files, final, range(len(states)), {"progress": {}, "best": best})
     return final
 
 

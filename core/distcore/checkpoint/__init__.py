@@ -72,7 +72,7 @@ def save(
     what = f"checkpoint {final} could not be written"
 
     start = partial(begin, files, final) if run.world.is_main else None
-    finish = partial(commit, files, final, size, job_state) if run.world.is_main else None
+    finish = partial(commit, files, final, range(size), job_state) if run.world.is_main else None
 
     try:
         # Each of the three also is a barrier: no rank continues before all are done.
@@ -95,7 +95,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], job_state: dict[
     try:
         begin(files, path)
         write_share(files, path, blocks_to_write({**tensors}, rank=0, size=1), rank=0)
-        commit(files, path, 1, job_state)
+        commit(files, path, [0], job_state)
     except (OSError, CheckpointError) as error:
         discard(files, path)
         raise CheckpointError(f"checkpoint {path} could not be written: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,25 @@ def publish_rank_manifest(files: Files, final: Path, rank: int, rank_manifest: R
     files.rename(draft, done)  # by a rename, so that the main rank never reads half a file
 
 
+def published(final: Path) -> dict[int, RankManifest]:
+    """Return the manifests of the ranks that have written all their files, by rank."""
+    files = sorted(staging_of(final).glob("rank-*.json"))
+    return {int(file.stem.removeprefix("rank-")): RankManifest.model_validate_json(read_json(file)) for file in files}
+
+
 def is_published(final: Path, rank: int) -> bool:
     """Return True if ``rank`` has written all its files."""
     return _rank_manifest_paths(final, rank)[1].exists()
 
 
-def commit(files: Files, final: Path, size: int, job_state: dict[str, Any]) -> None:
-    """Make the files that ``size`` ranks wrote the checkpoint ``final``; on the main rank, after all have written.
+def commit(files: Files, final: Path, ranks: Iterable[int], job_state: dict[str, Any]) -> None:
+    """Make the files that ``ranks`` wrote the checkpoint ``final``; by one of them, after all have written.
 
     ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor leave gaps or overlap.
     """
     staging = staging_of(final)
     manifests = []
-    for _, done in (_rank_manifest_paths(final, rank) for rank in range(size)):
+    for _, done in (_rank_manifest_paths(final, rank) for rank in ranks):
         manifests.append(RankManifest.model_validate_json(read_json(done)))
         files.remove(done)  # it is no part of the checkpoint
     entries = {name: entry for written in manifests for name, entry in written.files.items()}

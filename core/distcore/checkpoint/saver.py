@@ -86,13 +86,13 @@ class Saver:
         hooks.on_checkpoint(run, progress, path)
 
     def rescue(self, progress: Progress, best: dict[str, Any] | None) -> None:
-        """Save ``progress`` from this rank alone, as its peers are gone; see ``save_alone``."""
+        """Save ``progress`` from memory, as peers are gone; see ``save_alone``."""
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
         facts = self._facts_with(best, hooks.states())
         state = hooks.save_checkpoint(run) | (run.ema or {})
         job_state = collect_job_state(run, progress) | facts
         if not final.exists() and save_alone(run, state, final, self._files, job_state):
-            log.warning("other ranks are gone: step %d is saved from the memory of this one", progress.step)
+            log.warning("other ranks are gone: step %d is saved from memory", progress.step)
 
     def close(self) -> None:
         """Show others that the run is over; first, what was copied before an error is written, if others do so, too."""
@@ -138,7 +138,7 @@ class Saver:
             write_share(files, final, blocks, world.rank)
             if world.is_main:
                 self._wait_until(lambda: all(is_published(final, rank) for rank in range(world.size)), final)
-                commit(files, final, world.size, job_state)
+                commit(files, final, range(world.size), job_state)
                 self._retain(job_state["best"])
             else:
                 self._wait_until(lambda: final.exists() and not staging_of(final).exists(), final)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -79,6 +79,7 @@ class MeshStrategy(MeshOptions):
             phases=self.pp == 1,
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",
             row_masks=self.pp == 1,
+            saves_alone=self.pp == 1 and (self.shard is not None or (self.replicate or 1) > 1),
             own_steps=self.tp * self.cp * self.pp == 1,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
@@ -198,6 +199,10 @@ class MeshStrategy(MeshOptions):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return this rank's parts of the tensors. Nothing is gathered."""
+        reset = getattr(run.model, "reset_iter_state", None)  # of FSDP modules, in newer versions of torch
+        with suppress(RuntimeError):  # of a collective that has failed: a rank may save after that, too
+            if reset:
+                reset()
         dtensors.reshard(run.module)
         mesh_state: MeshState = run.strategy_state
         return mesh_state.layout.save(run)

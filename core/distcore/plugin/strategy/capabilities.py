@@ -84,10 +84,10 @@ class Capabilities:
     The first then returns the same tensors in every step, quickly, and a rank holds all that the second asks it for.
     """
     saves_alone: bool = False
-    """True if each rank holds the whole state, and ``save_checkpoint`` returns it without a collective.
+    """True if ranks that are left may hold the whole state, and ``save_checkpoint`` returns it without a collective.
 
-    A rank whose peers are gone then saves its last whole step. The strategy changes weights in ``step`` alone, and by
-    the optimizer.
+    Ranks whose peers are gone then save the last whole step. The strategy changes weights in ``step`` alone, and by the
+    optimizer.
     """
     compiles: frozenset[str] = frozenset()
     """Accepted values of ``--compile``: ``on`` for the whole model, ``regions`` for each repeated block.
