@@ -249,17 +249,20 @@ def test_ranks_that_hold_all_shards_complete_it_together(tmp_path: Path, left: l
     assert [path.name for path in final.parent.iterdir()] == [final.name] * all_halves
 
 
-@pytest.mark.parametrize("what", ["gathered", "averaged"])
+@pytest.mark.parametrize("what", ["gathered", "frozen and gathered", "averaged"])
 def test_parts_that_may_not_be_all_are_not_saved(tmp_path: Path, what: str) -> None:
     """A step that failed can leave a weight gathered, in another dtype; it is none that the optimizer steps."""
     final = tmp_path / "checkpoints/step-00000003"
     for rank in (0, 1):
-        run = held_by(rank)
+        run, state = held_by(rank), part_of(rank, replica=False)
         if what == "gathered":
             run.module.weight = torch.nn.Parameter(run.module.weight.detach().clone())
-        else:
+        elif what == "averaged":
             run.ema = {"ema/weight": torch.ones(1, 4)}
-        assert not save_alone(run, part_of(rank, replica=False), final, Disk(), {})
+        else:
+            run.module.register_parameter("frozen", torch.nn.Parameter(torch.ones(2), requires_grad=False))
+            state["model/frozen"] = torch.ones(2)
+        assert not save_alone(run, state, final, Disk(), {})
     assert not final.parent.exists()
 
 
