@@ -1,4 +1,4 @@
-"""An extension that adds annealed Gaussian noise to gradients (Neelakantan et al., 2015, arXiv:1511.06807).
+"""Annealed Gaussian noise on gradients (Neelakantan et al., 2015, arXiv:1511.06807).
 
 At step t the noise has the variance ``scale / (1 + t) ** decay``. It is a function of the run's seed, the step, the
 parameter's name and the element, so it is the same on every rank, with any sharding, and in a resumed run.

@@ -1,4 +1,4 @@
-"""A short extension for every strategy: end the run at a loss or gradient norm that is not finite."""
+"""A guard: the run ends at a loss or gradient norm that is not finite."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ class LauncherLab:
 
 def launcher_lab(name: str, settings: Mapping[str, Any], folder: Path) -> LauncherLab:
     """Return the lab of a launcher, by its name or as ``file.py:Class``; raises DistcoreError if it refuses to plan."""
-    lab = LauncherLab(name, settings, folder)
+    file, colon, cls = name.rpartition(":")
+    lab = LauncherLab(f"{Path(file).absolute()}:{cls}" if colon else name, settings, folder)
     lab.plan()
     return lab
 

@@ -48,3 +48,9 @@ def test_a_request_has_its_own_fields() -> None:
         KIT("local", {"port": 1})
     with pytest.raises(ConfigError, match=r"--launcher kubernetes:pod"):
         KIT("kubernetes", {"value": "pod"})
+
+
+def test_a_file_is_named_from_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FILE.parent)
+    (finding,) = KIT(f"{FILE.name}:Sound", only=["same-plan-again"])
+    assert finding.held, finding
