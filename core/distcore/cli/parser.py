@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
             action.help = _short(flag, help_width() - ShortHelp.COLUMN) if flag else argparse.SUPPRESS
         self.formatter_class = ShortHelp
         self.epilog = f"{self.prog} --help {ALL} explains these in full, and {hidden} more."
-        text = re.sub(r"\n\n(?=\S.*(:|more\.)\n)", "\n", self.format_help())
+        text = re.sub(r"\n\n(?=\S)", "\n", self.format_help())
         self.formatter_class, self.epilog = Help, None
         for action, said in full.items():
             action.help = said

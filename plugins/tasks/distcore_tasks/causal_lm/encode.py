@@ -13,7 +13,8 @@ import numpy as np
 from distcore import DataError, ModelError
 from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore_tasks.causal_lm.options import CausalOptions, Form
-from distcore_tasks.causal_lm.rows import TextRows
+from distcore_tasks.causal_lm.rows import TextRows, texts_of
+from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
@@ -39,13 +40,13 @@ def encode(
         documents = _documents(part.values(), tokenizer, options)
         arrays, rows = _write_blocks(documents, options, folder, sources(part.numbers))
         return arrays, 0, rows
-    check_tokenizer(part.rows, tokenizer)
+    check_tokenizer(part.rows.name, part.rows.form, tokenizer)
     answers = _answers(part.rows.form, tokenizer, options.max_seq_len, part.values(), refuse)
     return *_write_answers(answers, folder), list(sources(part.numbers))
 
 
 def encode_some(
-    form: Form, tokenizer: Any, options: CausalOptions, values: Sequence[Any], refuse: Refuse
+    form: Form, options: CausalOptions, tokenizer: Any, values: Sequence[Any], refuse: Refuse
 ) -> Iterator[Encoded]:
     """Yield tokens and flags of each row, of which a document may be longer than ``max_seq_len``."""
     if form == "documents":
@@ -144,13 +145,22 @@ def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
     return text
 
 
-def check_tokenizer(rows: TextRows, tokenizer: Any) -> None:
-    """Raise ModelError for a tokenizer that cannot write conversations."""
-    if rows.form == "messages":
-        check_template(rows.name, tokenizer)
+def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
+    """Return the model's tokenizer, or for a built-in model one that is trained on the values of rows."""
+    if not options.from_scratch:
+        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
+    from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+
+    return train_tokenizer(texts_of(train()), options.tokenizer.vocab_size)
+
+
+def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
+    """Raise ModelError for a tokenizer that cannot write conversations. The message starts with ``name``."""
+    if form == "messages":
+        check_template(name, tokenizer)
         if not tokenizer.is_fast:
             known = "messages need a fast tokenizer, which knows where in a text a token stands"
-            raise ModelError(f"{rows.name}: {known}")
+            raise ModelError(f"{name}: {known}")
 
 
 def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Encoded]:

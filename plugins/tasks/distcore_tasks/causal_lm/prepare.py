@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +13,17 @@ import numpy as np
 from distcore import DataError, Dataset
 from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.causal_lm.encode import check_tokenizer, encode, encode_some
+from distcore_tasks.causal_lm.encode import encode, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import TextRows, read_rows, texts_of
+from distcore_tasks.causal_lm.rows import TextRows, read_rows
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
-from distcore_tasks.causal_lm.streamed import apart, corpus_sizes, open_corpus
+from distcore_tasks.causal_lm.streamed import apart, open_corpus, streaming_of
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
     check_length,
     check_vocabulary,
-    load_tokenizer,
-    set_pad_token,
 )
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source
@@ -70,29 +68,25 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
 def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
     facts: dict[str, dict[str, object]] = {}
-    sources: list[int] = []
-    sizes: list[float] = []
+    placed: dict[str, Any] = {}
     if options.stream:
         corpus = _rows(options.data, options)
         form, own = corpus.form, replace(options, stream=False, form=corpus.form)
-        stream = read_stream_parts(options, corpus, lambda source: _rows(source, own), seed)
-        tokenizer = _make_tokenizer(options, stream.train.sample)
-        check_tokenizer(corpus, tokenizer)
-        stream = stream.saved(folder / "train", partial(encode_some, form, tokenizer, options), options)
-        parts, sources = stream.held_out, stream.sources(options)
+        parts_of = partial(read_stream_parts, options, streaming_of(form, options), corpus)
+        stream = parts_of(lambda source: _rows(source, own), seed, folder / "train")
+        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
         facts["train"] = {_UNITS[form]: len(stream.train), "rows": len(stream.train), "rows_cut": 0}
-        sizes = corpus_sizes(stream.train, form, tokenizer, options, sources)
     else:
         parts = _parts(options, seed)
         train = parts["train"]
         form = train.rows.form
-        tokenizer = _make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, train.values)  # a vocabulary must not see the evaluation rows
     common = None
     for name, part in parts.items():
         bounds = partial(_bounds, options) if name == "train" else _no_bounds
         write = partial(encode, tokenizer=tokenizer, options=options, folder=folder / name, sources=bounds)
         part, (arrays, cut, rows) = part.encoded(folder / name, write)
-        sources = rows if name == "train" else sources
+        placed = {"sources": rows} if name == "train" else placed
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
         counts = count_each(arrays.targets(), count_tokens(tokenizer))
@@ -100,7 +94,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         facts[name] = _facts(part, arrays, cut)
         if "train" in parts:  # else nobody knows how often a token is there
             facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
-    return tokenizer, {"facts": facts, "sources": sources, "sizes": sizes, "form": form}
+    return tokenizer, {"facts": facts, **placed, "form": form}
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
@@ -124,15 +118,6 @@ def _bounds(options: CausalOptions, numbers: np.ndarray) -> list[int]:
 
 def _no_bounds(numbers: np.ndarray) -> list[int]:
     return []
-
-
-def _make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
-    """Return the model's tokenizer, or for a built-in model one that is trained on the values of rows."""
-    if not options.from_scratch:
-        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
-    from distcore_tasks.causal_lm.vocabulary import train_tokenizer
-
-    return train_tokenizer(texts_of(train()), options.tokenizer.vocab_size)
 
 
 def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore_tasks.causal_lm.dataset import COUNTED, Arrays, SequenceDataset, empty_dataset
-from distcore_tasks.causal_lm.embedded import EMBEDDED
-from distcore_tasks.causal_lm.encode import encode_some
+from distcore_tasks.causal_lm.encode import check_tokenizer, encode_some, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions, Form
 from distcore_tasks.causal_lm.rows import schema_of
 from distcore_tasks.shared.cache import Entry
-from distcore_tasks.shared.pretrained import load_tokenizer
-from distcore_tasks.shared.sources import source_file
-from distcore_tasks.shared.streams.datasets import Encoded, EncodedColumn, EncodedRows, StreamedDataset, mean_lengths
-from distcore_tasks.shared.streams.preparing import stream_digest
-from distcore_tasks.shared.streams.values import NumberedValues, open_values
+from distcore_tasks.shared.sources import rows_name
+from distcore_tasks.shared.streams.datasets import Encoded, StreamedDataset
+from distcore_tasks.shared.streams.preparing import Streaming, open_stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,26 +91,29 @@ def _windows(rows: Sequence[Encoded], window: int, pad: int) -> tuple[Arrays, np
     return Arrays(tokens=tokens, flags=flags, starts=begins[owners] + offsets, lengths=lengths), owners, offsets
 
 
-def corpus_sizes(
-    values: NumberedValues[Any], form: Form, tokenizer: Any, options: CausalOptions, bounds: Sequence[int]
-) -> list[float]:
-    """Return the mean length of some rows of each source of a mixture."""
-    rows = EncodedRows(values, partial(encode_some, form, tokenizer, options))
-    return mean_lengths(EncodedColumn(rows, tokens_read), bounds)
-
-
 def open_corpus(
     entry: Entry, options: CausalOptions, layout: Callable[[SequenceDataset], SequenceDataset]
 ) -> StreamedSequences:
     """Return the training rows, with the tokenizer of a cache entry."""
     form: Form = entry.record["form"]
-    source, schema = source_file(options.data, EMBEDDED, options.filter), schema_of(form, options.columns)
-    values = open_values(source, schema, entry.folder / "train")
-    tokenizer = load_tokenizer(options.model, entry.tokenizer)
+    rows, content = open_stream(entry, options, streaming_of(form, options))
     return StreamedSequences(
-        rows=EncodedRows(values, partial(encode_some, form, tokenizer, options)),
-        window=options.max_seq_len,
-        pad=int(entry.tokens["pad"]),
-        layout=layout,
-        content=stream_digest(entry, options, values, [form, options.max_seq_len, options.end_documents]),
+        rows=rows, window=options.max_seq_len, pad=int(entry.tokens["pad"]), layout=layout, content=content
+    )
+
+
+def streaming_of(form: Form, options: CausalOptions) -> Streaming:
+    """Return how rows are streamed."""
+
+    def make(train: Callable[[], Iterable[Any]]) -> Any:
+        tokenizer = make_tokenizer(options, train)
+        check_tokenizer(rows_name(options.data, options), form, tokenizer)
+        return tokenizer
+
+    return Streaming(
+        schema=schema_of(form, options.columns),
+        make_tokenizer=make,
+        encode=partial(encode_some, form, options),
+        length=tokens_read,
+        settings=[form, options.max_seq_len, options.end_documents],
     )

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore import ConfigError, DataError, Datasets
 from distcore_tasks.embedding.dataset import open_texts, write_texts
 from distcore_tasks.embedding.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.embedding.encode import encode
+from distcore_tasks.embedding.encode import encode, make_tokenizer
 from distcore_tasks.embedding.models import check_model
 from distcore_tasks.embedding.options import EmbeddingOptions
 from distcore_tasks.embedding.rows import Groups, schema_of
+from distcore_tasks.embedding.streamed import stored_texts, streaming_of
 from distcore_tasks.shared.bert import hidden_size
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
-from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.mixtures import source_bounds
-from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
-from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.splits import read_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_rows, stream_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
 if TYPE_CHECKING:
@@ -57,15 +57,21 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
     if group < 2 and options.columns.negative is None:
         raise ConfigError(f"global_batch_size = {group}: the negatives of a row are the others of its batch; take more")
     check_model(options)
-    settings = [asdict(options.columns), options.max_seq_len]
+    if options.stream:
+        check_stream(options, {})
+    settings = [asdict(options.columns), options.max_seq_len, *(["stream"] if options.stream else [])]
     entry = CACHED.entry(
         options, config.seed, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
     )
     pad, facts = entry.tokens["pad"], entry.facts
-    rows = {name: open_texts(entry.folder / name, options.columns.names, pad) for name in facts}
+    names = options.columns.names
+    stored = [name for name in facts if not (options.stream and name == "train")]
+    rows: dict[str, Any] = {name: open_texts(entry.folder / name, names, pad) for name in stored}
+    if options.stream:
+        rows["train"] = open_rows(entry, options, streaming_of(options), partial(stored_texts, names, int(pad)))
     return with_rows(
         TextsDatasets,
-        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(
@@ -87,28 +93,29 @@ def _untrained_size(options: EmbeddingOptions) -> Iterator[str]:
 
 def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
-    parts = read_parts(options, lambda source: _rows(source, options), seed)
-    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, int]] = {}
+    placed: dict[str, Any] = {}
+    if options.stream:
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _rows(source, options), seed, folder / "train"
+        )
+        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
+        rows = len(stream.train)
+        facts["train"] = {"rows": rows, "texts": rows * len(options.columns.names), "texts_cut": 0}
+    else:
+        parts = read_parts(options, lambda source: _rows(source, options), seed)
+        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
     for name, part in parts.items():
         cut = write_texts(folder / name, options.columns.names, encode(part.values(), tokenizer, options))
         rows = len(part.numbers)
         facts[name] = {"rows": rows, "texts": rows * len(options.columns.names), "texts_cut": cut}
-    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
-    return tokenizer, {"facts": facts, "sources": sources}
+    if not options.stream:
+        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        placed = {"sources": sources}
+    return tokenizer, {"facts": facts, **placed}
 
 
 def _rows(source: str, options: EmbeddingOptions) -> Groups:
     if source in EMBEDDED and options.columns.negative is not None:
         raise DataError(f"dataset {source}: has no negatives; leave out columns.negative, or name a file with --data")
     return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
-
-
-def _make_tokenizer(options: EmbeddingOptions, train: Part[Groups]) -> Any:
-    if not options.from_scratch:
-        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
-    from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
-
-    rows = len(train.numbers) * len(options.columns.names)
-    texts = LazyValues(lambda: chain.from_iterable(train.values()), rows)
-    return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))

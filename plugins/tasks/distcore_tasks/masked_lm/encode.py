@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,20 @@ from distcore import ConfigError
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts
 from distcore_tasks.shared.jagged import Flat, flat_rows
+from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
+
+
+def make_tokenizer(options: MaskedOptions, train: Callable[[], Any]) -> Any:
+    """Return the model's tokenizer, or for a built-in model one that is trained on some of the texts of ``train``."""
+    if not options.from_scratch:
+        return load_tokenizer(options.model, options.model_folder())
+    from distcore_tasks.shared.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
+
+    texts = train()
+    sample = list(islice(texts, 0, None, -(-len(texts) // MAX_ROWS)))
+    return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))
 
 
 def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int, list[int]]]:
@@ -33,7 +46,7 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
 
 
 def encode_some(
-    tokenizer: Any, options: MaskedOptions, texts: Sequence[str], refuse: Refuse
+    options: MaskedOptions, tokenizer: Any, texts: Sequence[str], refuse: Refuse
 ) -> Iterator[tuple[np.ndarray]]:
     """Yield the tokens of each text, which is cut."""
     before, behind = special_tokens_around(tokenizer)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +13,22 @@ import numpy as np
 from distcore import DataError, Dataset
 from distcore_tasks.masked_lm.dataset import Masking, open_rows, write_rows
 from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
+from distcore_tasks.masked_lm.encode import encode, make_tokenizer, ordinary_tokens
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts, schema_of
-from distcore_tasks.masked_lm.streamed import encoded_texts, open_texts
+from distcore_tasks.masked_lm.streamed import open_texts, streaming_of
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat
-from distcore_tasks.shared.lazy_rows import Values
 from distcore_tasks.shared.mixtures import source_bounds
-from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.source_rows import read_rows, stream_rows
+from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
-from distcore_tasks.shared.streams.datasets import EncodedColumn, mean_lengths
-from distcore_tasks.shared.streams.preparing import check_stream, read_stream_parts
-from distcore_tasks.shared.streams.values import save_values
+from distcore_tasks.shared.streams.preparing import check_stream, stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -85,25 +81,16 @@ def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatase
 def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
     facts: dict[str, dict[str, object]] = {}
-    sources: list[int] = []
-    sizes: list[float] = []
+    placed: dict[str, Any] = {}
     if options.stream:
-        corpus = read_source(
-            options.data,
-            EMBEDDED,
-            options.filter,
-            lambda path: stream_rows(path, schema_of(options.columns), options.skip_bad_rows),
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _texts(source, options), seed, folder / "train"
         )
-        stream = read_stream_parts(options, corpus, lambda source: _texts(source, options), seed)
-        parts, sources = stream.held_out, stream.sources(options)
-        save_values(stream.train, folder / "train")
+        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
         facts["train"] = {"texts": len(stream.train), "rows": len(stream.train), "texts_cut": 0}
-        tokenizer = _make_tokenizer(options, stream.train.sample)
-        rows = encoded_texts(stream.train, tokenizer, options)
-        sizes = mean_lengths(EncodedColumn(rows, lambda row: len(row[0])), sources)
     else:
         parts = read_parts(options, lambda source: _texts(source, options), seed)
-        tokenizer = _make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
+        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
     mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
     made: dict[str, array[int]] = {}
     common = None
@@ -129,11 +116,10 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
     np.save(folder / "ordinary.npy", ordinary)
     if not options.stream:
         texts = source_bounds(options, lambda source: _texts(source, options).values, parts["train"].numbers)
-        sources = np.cumsum(made["train"])[texts].tolist() if texts else []
+        placed = {"sources": np.cumsum(made["train"])[texts].tolist() if texts else []}
     return tokenizer, {
         "facts": facts,
-        "sources": sources,
-        "sizes": sizes,
+        **placed,
         "masking": {"mask": mask, "size": count_tokens(tokenizer)},
     }
 
@@ -150,16 +136,6 @@ def _rows_of(
 
 def _texts(source: str, options: MaskedOptions) -> Texts:
     return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
-
-
-def _make_tokenizer(options: MaskedOptions, train: Callable[[], Values[str]]) -> Any:
-    if not options.from_scratch:
-        return load_tokenizer(options.model, options.model_folder())
-    from distcore_tasks.shared.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
-
-    texts = train()
-    sample = list(islice(texts, 0, None, -(-len(texts) // MAX_ROWS)))
-    return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))
 
 
 def _warnings(facts: dict[str, dict[str, int]], empty: int, options: MaskedOptions) -> Iterator[str]:

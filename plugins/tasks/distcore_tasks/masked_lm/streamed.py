@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distcore_tasks.masked_lm.dataset import Masking, masked_batch, with_positions
-from distcore_tasks.masked_lm.embedded import EMBEDDED
-from distcore_tasks.masked_lm.encode import encode_some
+from distcore_tasks.masked_lm.encode import encode_some, make_tokenizer
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import schema_of
 from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.jagged import flat_rows
-from distcore_tasks.shared.pretrained import load_tokenizer
-from distcore_tasks.shared.sources import source_file
-from distcore_tasks.shared.streams.datasets import Encoded, EncodedRows, StreamedDataset
-from distcore_tasks.shared.streams.preparing import stream_digest
-from distcore_tasks.shared.streams.values import NumberedValues, open_values
+from distcore_tasks.shared.streams.datasets import Encoded, StreamedDataset
+from distcore_tasks.shared.streams.preparing import Streaming, open_stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,18 +57,23 @@ class StreamedMasks(StreamedDataset):
         return with_positions(batch) if self.tells_targets else batch
 
 
-def encoded_texts(values: NumberedValues[str], tokenizer: Any, options: MaskedOptions) -> EncodedRows:
-    """Return the tokens of texts by number."""
-    return EncodedRows(values, partial(encode_some, tokenizer, options))
-
-
 def open_texts(entry: Entry, options: MaskedOptions, masking: Masking) -> StreamedMasks:
     """Return the training rows, with the tokenizer of a cache entry."""
-    source = source_file(options.data, EMBEDDED, options.filter)
-    values = open_values(source, schema_of(options.columns), entry.folder / "train")
-    return StreamedMasks(
-        rows=encoded_texts(values, load_tokenizer(options.model, entry.tokenizer), options),
-        masking=masking,
-        pad=int(entry.tokens["pad"]),
-        content=stream_digest(entry, options, values, [options.max_seq_len]),
+    rows, content = open_stream(entry, options, streaming_of(options))
+    return StreamedMasks(rows=rows, masking=masking, pad=int(entry.tokens["pad"]), content=content)
+
+
+def streaming_of(options: MaskedOptions) -> Streaming:
+    """Return how texts are streamed."""
+    return Streaming(
+        schema=schema_of(options.columns),
+        make_tokenizer=partial(make_tokenizer, options),
+        encode=partial(encode_some, options),
+        length=tokens_of_row,
+        settings=[options.max_seq_len],
     )
+
+
+def tokens_of_row(row: Encoded) -> int:
+    """Return the tokens of a row."""
+    return len(row[0])

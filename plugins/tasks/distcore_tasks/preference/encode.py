@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from distcore_tasks.causal_lm.encode import prompt_tokens
+from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import NAMES
 from distcore_tasks.shared.jagged import Flat, flat_rows
+from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
+
+
+def encode_some(
+    length: int, tokenizer: Any, rows: Sequence[tuple[str, ...]], refuse: Refuse
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield the tokens of prompt, chosen and rejected answer of each row."""
+    texts, _ = encode(rows, refuse, tokenizer, length)
+    return (tuple(texts[name].row(place) for name in NAMES) for place in range(len(rows)))
+
+
+def make_tokenizer(options: PairOptions, train: Callable[[], Iterable[tuple[str, ...]]]) -> Any:
+    """Return the model's tokenizer, or for a built-in model one that is trained on rows."""
+    if not options.from_scratch:
+        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
+    return train_tokenizer(chain.from_iterable(train()), options.tokenizer.vocab_size)
 
 
 def encode(rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, length: int) -> tuple[dict[str, Flat], int]:

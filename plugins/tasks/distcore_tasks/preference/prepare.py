@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.preference.dataset import open_preferences, write_preferences
 from distcore_tasks.preference.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.preference.encode import encode
+from distcore_tasks.preference.encode import encode, make_tokenizer
 from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import Preferences, schema_of
+from distcore_tasks.preference.streamed import open_streamed, streaming_of
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.jagged import Flat
 from distcore_tasks.shared.mixtures import source_bounds
-from distcore_tasks.shared.pretrained import check_length, check_vocabulary, load_tokenizer, set_pad_token
+from distcore_tasks.shared.pretrained import check_length, check_vocabulary
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, Refuse, read_parts
+from distcore_tasks.shared.streams.preparing import check_stream, stream_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
     """
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)
-    settings = [asdict(options.columns), options.max_seq_len]
+    if options.stream:
+        check_stream(options, {})
+    settings = [asdict(options.columns), options.max_seq_len, *(["stream"] if options.stream else [])]
     entry = CACHED.entry(
         options,
         config.seed,
@@ -46,10 +48,15 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
         lambda folder: _build(folder, options, config.seed),
     )
     pad, facts = entry.tokens["pad"], entry.facts
-    rows = {name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in facts}
+    stored = [name for name in facts if not (options.stream and name == "train")]
+    rows: dict[str, Any] = {
+        name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in stored
+    }
+    if options.stream:
+        rows["train"] = open_streamed(entry, options)
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len)),
@@ -59,9 +66,17 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
 
 def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
-    parts = read_parts(options, lambda source: _rows(source, options), seed)
-    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, int]] = {}
+    placed: dict[str, Any] = {}
+    if options.stream:
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _rows(source, options), seed, folder / "train"
+        )
+        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
+        facts["train"] = {"rows": len(stream.train), "rows_cut": 0}
+    else:
+        parts = read_parts(options, lambda source: _rows(source, options), seed)
+        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
 
     def own(part: Part[Preferences], refuse: Refuse) -> tuple[dict[str, Flat], int]:
         return encode(part.values(), refuse, tokenizer, options.max_seq_len)
@@ -75,15 +90,11 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
         write_preferences(folder / name, texts)
         tokens = {f"{part_name}_tokens": len(flat.values) for part_name, flat in texts.items()}
         facts[name] = {"rows": len(part.numbers), **tokens, "rows_cut": cut}
-    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
-    return tokenizer, {"facts": facts, "sources": sources}
+    if not options.stream:
+        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        placed = {"sources": sources}
+    return tokenizer, {"facts": facts, **placed}
 
 
 def _rows(source: str, options: PairOptions) -> Preferences:
     return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
-
-
-def _make_tokenizer(options: PairOptions, train: Part[Preferences]) -> Any:
-    if not options.from_scratch:
-        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
-    return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)

@@ -109,16 +109,17 @@ def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
     """Map the files of ``PairFiles`` and ``finish_pairs`` into memory; with their texts if ``texts``."""
     shown = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
-    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), shown, pad, read_content(folder))
+    return pair_dataset(open_flat(folder, "source"), open_flat(folder, "target"), shown, pad, read_content(folder))
 
 
 def empty_dataset(pad: int) -> PairDataset:
     """Return a dataset without rows."""
     none = Flat(np.empty(0, np.int32), np.zeros(1, np.int64))
-    return _dataset(none, none, {}, pad, "")
+    return pair_dataset(none, none, {}, pad, "")
 
 
-def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, content: str) -> PairDataset:
+def pair_dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, content: str) -> PairDataset:
+    """Return pairs of these tokens."""
     items = np.diff(target.offsets)
     lengths = items + np.diff(source.offsets)
     return PairDataset(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from distcore_tasks.seq2seq.dataset import PairFiles, finish_pairs
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs
 from distcore_tasks.shared.jagged import Flat
+from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import Tokens, chunks, tokenize_chunk
 
@@ -24,20 +26,46 @@ def encode(
     Returns the memory-mapped tokens of sources and targets, and the numbers of cut ones. Refuses rows whose source or
     target has no token left.
     """
-    common, cut, place = _prefix_tokens(tokenizer, options.prefix), {"sources_cut": 0, "targets_cut": 0}, 0
+    cut, place = {"sources_cut": 0, "targets_cut": 0}, 0
     with PairFiles(folder) as files:
         for pairs in chunks(part.values()):
-            sources, targets = zip(*pairs, strict=True)
-            read = _sources(tokenizer, sources, options)
-            written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
-            source = _flat(read)
-            target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
-            _check_left(refuse, place, "source", _own(source, tokenizer), common, options)
-            _check_left(refuse, place, "target", _own(target, tokenizer), 0, options)
+            source, target, *cut_here = _pairs(pairs, place, refuse, tokenizer, options)
             files.add(source, target, pairs)
-            cut = {"sources_cut": cut["sources_cut"] + read.cut, "targets_cut": cut["targets_cut"] + written.cut}
+            cut = {name: number + here for (name, number), here in zip(cut.items(), cut_here, strict=True)}
             place += len(pairs)
     return *finish_pairs(folder), cut
+
+
+def encode_some(
+    options: Seq2SeqOptions, tokenizer: Any, pairs: Sequence[tuple[str, ...]], refuse: Refuse
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the tokens of the source and of the target of each pair."""
+    if pairs:
+        source, target, _, _ = _pairs(pairs, 0, refuse, tokenizer, options)
+        yield from ((source.row(place), target.row(place)) for place in range(len(pairs)))
+
+
+def _pairs(
+    pairs: Sequence[tuple[str, ...]], place: int, refuse: Refuse, tokenizer: Any, options: Seq2SeqOptions
+) -> tuple[Flat, Flat, int, int]:
+    """Return the tokens of sources and targets, and the numbers of cut ones. ``place``: that of the first pair."""
+    sources, targets = zip(*pairs, strict=True)
+    read = _sources(tokenizer, sources, options)
+    written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
+    source = _flat(read)
+    target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
+    _check_left(refuse, place, "source", _own(source, tokenizer), _prefix_tokens(tokenizer, options.prefix), options)
+    _check_left(refuse, place, "target", _own(target, tokenizer), 0, options)
+    return source, target, read.cut, written.cut
+
+
+def make_tokenizer(options: Seq2SeqOptions, train: Callable[[], Iterable[tuple[str, ...]]]) -> Any:
+    """Return the model's tokenizer, or for a built-in model one that is trained on pairs."""
+    if not options.from_scratch:
+        return load_tokenizer(options.model, options.model_folder())
+    from distcore_tasks.seq2seq.vocabulary import train_tokenizer
+
+    return train_tokenizer(chain.from_iterable(train()), options.tokenizer.vocab_size)
 
 
 def _check_left(refuse: Refuse, place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions) -> None:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +13,21 @@ import numpy as np
 
 from distcore_tasks.seq2seq.dataset import open_pairs
 from distcore_tasks.seq2seq.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.seq2seq.encode import encode
+from distcore_tasks.seq2seq.encode import encode, make_tokenizer
 from distcore_tasks.seq2seq.models import check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs, schema_of
 from distcore_tasks.seq2seq.scores import check_scores
+from distcore_tasks.seq2seq.streamed import stored_pairs, streaming_of
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
-from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_rows, stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -45,14 +46,20 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
     if options.max_new_tokens:
         check_scores()
     check_model(options)
+    if options.stream:
+        check_stream(options, {})
     settings = [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len]
+    settings += ["stream"] if options.stream else []
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     pad, facts = entry.tokens["pad"], entry.facts
-    rows = {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in facts}
+    stored = [name for name in facts if not (options.stream and name == "train")]
+    rows: dict[str, Any] = {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in stored}
+    if options.stream:
+        rows["train"] = open_rows(entry, options, streaming_of(options), partial(stored_pairs, int(pad)))
     return with_rows(
         TokenizedDatasets,
-        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *_warnings(facts, options)),
@@ -62,9 +69,17 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
 
 def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
-    parts = read_parts(options, lambda source: _rows(source, options), seed)
-    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
+    placed: dict[str, Any] = {}
+    if options.stream:
+        stream = stream_parts(
+            options, streaming_of(options), lambda source: _rows(source, options), seed, folder / "train"
+        )
+        parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
+        facts["train"] = {"rows": len(stream.train), "sources_cut": 0, "targets_cut": 0}
+    else:
+        parts = read_parts(options, lambda source: _rows(source, options), seed)
+        tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
     common = commonest = None
     for name, part in parts.items():
         own = folder / name
@@ -84,23 +99,18 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
             "tokens": len(source.values),
             "targets": len(target.values),
             **cut,
-            "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
-            "commonest_target": round(float(np.mean(said == commonest)), 4),
         }
-    sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
-    return tokenizer, {"facts": facts, "sources": sources}
+        if not options.stream:  # else nobody knows what is common in training
+            facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
+            facts[name]["commonest_target"] = round(float(np.mean(said == commonest)), 4)
+    if not options.stream:
+        sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
+        placed = {"sources": sources}
+    return tokenizer, {"facts": facts, **placed}
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
     return read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, schema_of(options.columns)))
-
-
-def _make_tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
-    if not options.from_scratch:
-        return load_tokenizer(options.model, options.model_folder())
-    from distcore_tasks.seq2seq.vocabulary import train_tokenizer
-
-    return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)
 
 
 def _numbers(part: Part[Pairs]) -> np.ndarray:

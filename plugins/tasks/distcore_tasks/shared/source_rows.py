@@ -35,7 +35,7 @@ class Rows(Generic[T]):
 
     def number(self, place: int) -> int:
         """Return the number in the source, from 0, of the row at a place."""
-        return self.values.number(place) if isinstance(self.values, ReadValues) else place
+        return self.values.number(place) if isinstance(self.values, ReadValues | NumberedValues) else place
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error of the row at a place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,16 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import data_warnings, read_source, rows_name, source_label
+from distcore_tasks.shared.sources import data_warnings, read_source, rows_name, source_file, source_label
+from distcore_tasks.shared.streams.preparing import check_stream
+from distcore_tasks.shared.streams.values import spread
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
 from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
+from distcore_tasks.text_classification.rows import LabeledTexts, read_rows, stream_rows
+from distcore_tasks.text_classification.streamed import open_streamed, save_stream
 
 if TYPE_CHECKING:
     from distcore import RunConfig
@@ -52,10 +55,21 @@ def prepare_text(options: TextOptions, config: RunConfig) -> TextDatasets:
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)
         check_padding(options)
-    settings = [asdict(options.used_columns), options.problem_type, options.max_seq_len]
+    if options.stream:
+        check_stream(options, {})
+    settings: list[object] = [asdict(options.used_columns), options.problem_type, options.max_seq_len]
+    settings += ["stream"] if options.stream else []
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     return _open(entry, options, config)
+
+
+def _corpus(options: TextOptions) -> LabeledTexts:
+    """Return the rows of ``data``."""
+    if not options.stream:
+        return _rows(options.data, options)
+    source = source_file(options.data, EMBEDDED, options.filter)
+    return stream_rows(source, options.used_columns, options.problem, options.skip_bad_rows)
 
 
 def _rows(source: str, options: TextOptions) -> LabeledTexts:
@@ -98,7 +112,7 @@ class _Part:
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the entry's record for ``_open``."""
-    rows, problem = _rows(options.data, options), options.problem
+    rows, problem = _corpus(options), options.problem
     labels = in_order_of_head(problem.classes(rows), options)
     classes = [str(label) for label in labels]
     split = split_parts(
@@ -106,14 +120,23 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     )
     parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in split}
     # A vocabulary must not see the evaluation rows.
-    tokenizer = make_tokenizer(options, parts["train"].texts, parts["train"].seconds)
-    facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
+    train = parts["train"]
+    sample = replace(train, numbers=train.numbers[spread(0, len(train.numbers))]) if options.stream else train
+    tokenizer = make_tokenizer(options, sample.texts, sample.seconds)
+    facts, placed = dict[str, dict[str, object]](), dict[str, Any]()
+    if options.stream:
+        placed = save_stream(folder / "train", rows, train.numbers, train.labels, tokenizer, options)
+        facts["train"] = {"rows": len(train.numbers), **problem.facts(train.labels), "rows_cut": 0}
+        del parts["train"]
+    else:
+        placed = {"sources": source_bounds(options, lambda source: _rows(source, options), train.numbers)}
+    facts |= {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
     judged = next(part.labels for name, part in parts.items() if name.startswith("evaluation"))
     return tokenizer, {
         "labels": labels,
         "type_pad": tokenizer.pad_token_type_id,
         "facts": facts,
-        "sources": source_bounds(options, lambda source: _rows(source, options), parts["train"].numbers),
+        **placed,
         "warnings": list(problem.warnings(rows, judged, classes, options.eval_data is not None)),
     }
 
@@ -157,10 +180,16 @@ def _open(entry: Entry, options: TextOptions, config: RunConfig) -> TextDatasets
     # The record names the option, not the file: the next run may have another file with the same content.
     named = {"data": options.data, "eval_data": next(iter(options.held_out.values()), "")}
     warnings = [f"{rows_name(named[source], options)}: {line}" for source, line in entry.record["warnings"]]
-    rows = {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in names.items()}
+    rows: dict[str, Any] = {
+        name: open_tokens(entry.folder / name, source=source, **padding)
+        for name, source in names.items()
+        if not (options.stream and name == "train")
+    }
+    if options.stream:
+        rows["train"] = open_streamed(entry, options, padding)
     return with_rows(
         TextDatasets,
-        rows | {"train": in_order(rows["train"], options, config, entry.sources)},
+        rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
         warnings=(

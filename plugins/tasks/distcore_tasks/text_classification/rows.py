@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from distcore import DataError
 from distcore_data import Record, Source, data_format, pass_over, row_error
 from distcore_tasks.shared import source_rows
 from distcore_tasks.shared.classification.labels import id_problem, row_places
-from distcore_tasks.shared.lazy_rows import LazyValues, Values, picked
+from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.source_rows import Rows, given_rows
 from distcore_tasks.shared.sources import text_problem
@@ -59,6 +59,37 @@ class LabeledTexts:
         return self.records.problem(self.kept[row], what) if self.records else row_error(self.name, row + 1, what)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Texts:
+    """A column of texts; implements ``Values`` and ``Pickable``."""
+
+    records: Values[Record]
+    """All records."""
+    column: int
+    """Place of the text in a record."""
+    kept: np.ndarray
+    """Places of the records with these texts, int64, ascending."""
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the texts in order."""
+        return self.each(np.arange(len(self.kept)))
+
+    def each(self, places: np.ndarray) -> Iterator[str]:
+        """Yield the texts at ``places``, int64, ascending."""
+        return (str(record[self.column]) for record in picked(self.records, self.kept[places]))
+
+
+def stream_rows(source: Source, columns: Columns, problem: Problem, most_bad_rows: int) -> LabeledTexts:
+    """Return rows that are read by number, after a pass over their labels. Raises DataError as ``read_rows``."""
+    kept, records = _Kept(columns), source_rows.stream_rows(source, schema_of(columns), most_bad_rows)
+    for record in records.values:
+        kept.add(record)
+    return _rows(records, kept, problem, csv=data_format(source) == ".csv")
+
+
 def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
     """Read text and label of each row of a file or split, and second text and id if ``columns`` names them.
 
@@ -91,26 +122,27 @@ class _Kept:
 
     def __init__(self, columns: Columns) -> None:
         self.places = {column: place for place, column in enumerate(columns_of(columns))}
+        self.known: dict[str, str] = {}
         self.values: dict[str, list[Any]] = {column: [] for column in ("label", "id") if column in self.places}
 
     def add(self, record: Record) -> None:
         """Keep those of one more record."""
         for column, values in self.values.items():
-            values.append(record[self.places[column]])
+            value = record[self.places[column]]
+            values.append(self.known.setdefault(value, value) if isinstance(value, str) else value)
 
 
 def _rows(records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = False) -> LabeledTexts:
     """Check labels, and return the records as rows."""
     places = kept.places
     labels, good = _good_labels(records, kept.values["label"], problem, csv)
-    chosen = picked(records.values, np.asarray(good, np.int64)) if len(good) < len(records) else records.values
-
-    def texts(column: str) -> LazyValues[str]:
-        return LazyValues(lambda: (str(record[places[column]]) for record in chosen), len(chosen))
-
+    every = np.asarray(good, np.int64)
+    texts, seconds = (
+        Texts(records.values, places[name], every) if name in places else None for name in ("text", "text_pair")
+    )
+    assert texts
     ids = [kept.values["id"][place] for place in good] if "id" in places else None
-    seconds = texts("text_pair") if "text_pair" in places else None
-    return LabeledTexts(records.name, texts("text"), labels, ids, seconds, records, good)
+    return LabeledTexts(records.name, texts, labels, ids, seconds, records, good)
 
 
 def _good_labels(

@@ -103,16 +103,19 @@ class TaggedFiles:
 
     def add(self, words: Words, tags: Sequence[list[int]]) -> None:
         """Append rows. ``tags``: the classes of all their words."""
-        every, starts = (
-            np.concatenate([np.asarray(row, np.int32) for row in tags]),
-            np.cumsum(words.count) - words.count,
-        )
-        word = words.begins.values + np.repeat(starts, words.begins.lengths)
-        labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
-        flats = (words.tokens, words.begins, Flat(labels, words.begins.offsets))
+        flats = (words.tokens, words.begins, token_labels(words, tags))
         for name, flat in zip(FLATS, flats, strict=True):
             self._flats[name].add(flat)
         self._count.add(words.count)
+
+
+def token_labels(words: Words, tags: Sequence[list[int]]) -> Flat:
+    """Return the class of each first token of a word, ``IGNORED`` for others. ``tags``: the classes of all words."""
+    every = np.concatenate([np.asarray(row, np.int32) for row in tags])
+    starts = np.cumsum(words.count) - words.count
+    word = words.begins.values + np.repeat(starts, words.begins.lengths)
+    labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
+    return Flat(labels, words.begins.offsets)
 
 
 def finish_tagged(folder: Path, numbers: Sequence[int], ids: Sequence[int | str] | None) -> None:
@@ -125,15 +128,16 @@ def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
     """Map the files of ``TaggedFiles`` and ``finish_tagged`` into memory. ``source``: the source file's name."""
     tokens, begins, labels = (open_flat(folder, name) for name in FLATS)
     words = Words(tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False))
-    return _dataset(words, labels, pad, read_content(folder), source=source, origin=folder / ROWS)
+    return tagged_dataset(words, labels, pad, read_content(folder), source=source, origin=folder / ROWS)
 
 
 def empty_dataset(pad: int) -> TaggedDataset:
     """Return a dataset without rows."""
     none = flat_rows([])
-    return _dataset(Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, "")
+    return tagged_dataset(Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, "")
 
 
-def _dataset(words: Words, labels: Flat, pad: int, content: str, **origin: Any) -> TaggedDataset:
+def tagged_dataset(words: Words, labels: Flat, pad: int, content: str, **origin: Any) -> TaggedDataset:
+    """Return tagged words."""
     lengths, items = words.tokens.lengths, words.count_judged()
     return TaggedDataset(words=words, labels=labels, lengths=lengths, items=items, pad=pad, content=content, **origin)

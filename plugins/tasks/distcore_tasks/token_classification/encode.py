@@ -12,7 +12,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from distcore import ModelError
 from distcore_tasks.shared.jagged import IGNORED, Flat, flat_rows
-from distcore_tasks.shared.pretrained import load_tokenizer
+from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.splits import Refuse
+from distcore_tasks.token_classification.options import TagOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +65,19 @@ def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -
     begins = [_begins(encoding.word_ids(number)) for number in range(len(rows))]
     count = np.fromiter(map(len, rows), np.int64, len(rows))
     return Words(tokens=flat_rows(encoding["input_ids"]), begins=flat_rows(begins), count=count)
+
+
+def check_judged(words: Words, refuse: Refuse, start: int, options: TagOptions) -> np.ndarray:
+    """Return the number of words of each row with a token, int64 ``(rows,)``. ``start``: number of the first row.
+
+    Refuses rows without any. Raises ModelError for a token outside the model's vocabulary.
+    """
+    judged = words.count_judged()
+    for empty in np.flatnonzero(judged == 0).tolist():
+        refuse(start + empty, f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove the row")
+    if not options.from_scratch:
+        check_vocabulary(options.model, options.model_folder(), int(words.tokens.values.max(initial=0)))
+    return judged
 
 
 def _begins(words: list[int | None]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from distcore import DataError, nearest
 from distcore_data import Record, Source, data_format, describe_value, source_name
 from distcore_tasks.shared.classification.labels import id_problem, label_problem
 from distcore_tasks.shared.schema import Schema
-from distcore_tasks.shared.source_rows import Rows, checked, read_rows
+from distcore_tasks.shared.source_rows import Rows, checked, read_rows, stream_rows
 from distcore_tasks.shared.sources import text_problem
 from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.token_classification.options import Columns
@@ -27,24 +27,24 @@ class Tagged(Rows[Any]):
     strings, and the user's id, if there is a column of ids.
     """
 
-    ids: list[int | str] | None = None
-    """The user's id of each row; ``None`` without a column of ids."""
-
     def tags(self) -> Iterator[Tag]:
         """Yield the tag of each word."""
         for _, tags, *_ in self.values:
             yield from tags
 
 
-def read_tagged(source: Source, columns: Columns) -> Tagged:
-    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
+def read_tagged(source: Source, columns: Columns, most_bad_rows: int | None = None) -> Tagged:
+    """Read a data file or split. Raises DataError with file, row, problem and remedy.
+
+    ``most_bad_rows``: those of rows that are read by number; ``None``: all are read now.
+    """
     if data_format(source) == ".csv":
         raise DataError(
             f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet"
         )
-    ids = list[Any]()
-    rows = read_rows(source, schema_of(columns), lambda record: ids.extend(record[2:]))
-    return Tagged(rows.name, rows.values, ids or None)
+    schema = schema_of(columns)
+    rows = read_rows(source, schema) if most_bad_rows is None else stream_rows(source, schema, most_bad_rows)
+    return Tagged(rows.name, rows.values)
 
 
 def schema_of(columns: Columns) -> Schema[Record]:
@@ -56,9 +56,7 @@ def schema_of(columns: Columns) -> Schema[Record]:
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:
     """Return checked records, (words, tags) or (words, tags, id). Raises DataError; messages start with ``name``."""
-    rows = list(checked(name, records, schema_of(Columns())))
-    ids: list[Any] = [named for row in rows for named in row[2:]]
-    return Tagged(name, rows, ids or None)
+    return Tagged(name, list(checked(name, records, schema_of(Columns()))))
 
 
 @dataclass(slots=True)
@@ -109,7 +107,7 @@ def distinct_tags(rows: Tagged) -> list[Tag]:
     return tags
 
 
-def encode_tags(values: Iterable[Any], classes: list[str], refuse: Refuse) -> Iterator[tuple[list[str], list[int]]]:
+def encode_tags(values: Iterable[Any], classes: Sequence[str], refuse: Refuse) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the words of each row with their class numbers. Refuses rows with a tag that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
     for place, (words, tags, *_) in enumerate(values):

@@ -32,7 +32,11 @@ CHAT: Row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant
 TAGGED: Row = {"tokens": ["a", "b"], "tags": ["O", "N"]}
 LABELED: Row = {"text": "some text", "label": "good"}
 REFUSED: dict[str, tuple[Callable[..., Any], Row, dict[str, Row]]] = {
-    "texts": (MaskedLM, {"text": "some text"}, {"text is empty": {"text": " "}, "text is an integer": {"text": 3}}),
+    "texts": (
+        partial(MaskedLM, split_texts=False),
+        {"text": "some text"},
+        {"text is empty": {"text": " "}, "text is an integer": {"text": 3}},
+    ),
     "documents": (CausalLM, {"text": "some text"}, {"text is missing": {"text": None}}),
     "prompts": (CausalLM, ANSWERS, {"completion is empty": {"completion": ""}}),
     "messages": (
@@ -117,6 +121,10 @@ def test_rows_that_a_task_refuses_are_passed_over_and_listed(case: str, tmp_path
         for place, what in expected:
             assert any(f"data file {data}, row {place}: {what}" in line for line in left.bad_rows), (place, what)
         assert len(left.bad_rows) == most
+    streamed = prepared(make, data=data, skip_bad_rows=most, stream=True)
+    assert sorted(streamed.bad_rows) == sorted(left.bad_rows)
+    assert len(streamed.train) == 11
+    assert streamed.evaluation.content == left.evaluation.content
     for fewer in (most - 1, 0):
         with pytest.raises(DataError) as error:
             prepared(make, data=data, skip_bad_rows=fewer)
@@ -149,7 +157,7 @@ def test_rows_of_which_no_token_is_left_are_passed_over(case: str, tmp_path: Pat
     good = [{key: f"{text} {n}" for key, text in row.items()} for n in range(9)]
     data = str(write(tmp_path / "rows.jsonl", [*good[:3], row | change, *good[3:]]))
     held = str(write(tmp_path / "held.jsonl", [row | change, *good[:3]]))
-    kinds = [{}, {"stream": True}] if make is CausalLM else [{}]
+    kinds = [{}, {"stream": True}]
     stored, *streamed = (
         prepared(make, data=data, eval_data=held, max_seq_len=16, skip_bad_rows=2, **kind) for kind in kinds
     )

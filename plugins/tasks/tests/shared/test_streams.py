@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcore import ConfigError, DataError, RunConfig
+from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore_data import IndexedRows, MixedRows
 from distcore_data.formats.row_limit import LIMIT
 from distcore_data.orders.mixtures import shares_of
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.embedding.task import Embedding
 from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.preference.task import Preference
+from distcore_tasks.reward_model.task import RewardModel
+from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.shared.options import Filter, Order
 from distcore_tasks.shared.streams import values
+from distcore_tasks.text_classification.options import Columns as TextColumns
+from distcore_tasks.text_classification.task import TextClassification
+from distcore_tasks.token_classification.task import TokenClassification
 
 WORDS = ["red", "green", "blue", "tree", "sky", "sun", "moon"]
 
@@ -37,11 +44,31 @@ ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
     "prompts": lambda n: {"prompt": words(n), "completion": words(n + 1)},
     "messages": lambda n: {"messages": conversation(n)},
     "texts": lambda n: {"text": words(n, 40)},
+    "pairs": lambda n: {"source": words(n, 40), "target": words(n + 1)},
+    "preferences": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
+    "mismatched": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
+    "rewards": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
+    "tags": lambda n: {"tokens": words(n, 40).split(), "tags": [f"T{len(word)}" for word in words(n, 40).split()]},
+    "labels": lambda n: {"text": words(n, 40), "label": WORDS[n % 3]},
+    "pairs with labels": lambda n: {"text": words(n, 40), "second": words(n + 1), "label": [n % 3, 3 + n % 2]},
+    "numbers": lambda n: {"text": words(n, 40), "label": n / 7},
+    "groups": lambda n: {"anchor": words(n, 40), "positive": words(n + 1)},
 }
 TASKS: dict[str, Callable[..., Any]] = {
     "prompts": CausalLM,
     "messages": CausalLM,
     "texts": partial(MaskedLM, split_texts=False),
+    "pairs": partial(Seq2Seq, prefix="say: "),
+    "preferences": Preference,
+    "mismatched": partial(Preference, loss="kto"),
+    "rewards": RewardModel,
+    "groups": Embedding,
+    "labels": TextClassification,
+    "pairs with labels": partial(
+        TextClassification, columns=TextColumns(text_pair="second"), problem_type="multi_label"
+    ),
+    "numbers": partial(TextClassification, problem_type="regression"),
+    "tags": TokenClassification,
 }
 
 
@@ -78,8 +105,14 @@ def check_alike(streamed: Any, stored: Any, rows: np.ndarray | None = None) -> N
         streamed, stored = streamed.with_targets().at(1), stored.with_targets().at(1)
     one, other = streamed.batch(rows), stored.batch(rows)
     assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert value.tolist() == other[name].tolist(), name
+    for name, value in leaves(one).items():
+        assert value.tolist() == leaves(other)[name].tolist(), name
+
+
+def leaves(batch: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a batch."""
+    nested = {name: value if isinstance(value, dict) else {"": value} for name, value in batch.items()}
+    return {f"{name} {key}": value for name, inner in nested.items() for key, value in inner.items()}
 
 
 SOME: dict[str, dict[str, Any]] = {
@@ -226,3 +259,53 @@ def test_what_a_stream_cannot_have_is_one_line(task: Any, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         task.prepare(RunConfig())
     assert str(error.value) == f"task_options.stream = true, {line}"
+
+
+def test_texts_and_labels_belong_together_where_labels_are_passed_over(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": words(n, 40), "label": WORDS[n % 3]} for n in range(40)]
+    for bad in (0, 17, 18, 39):
+        rows[bad]["label"] = None
+    streamed, stored = both("labels", data=str(write(tmp_path / "rows.jsonl", rows)), skip_bad_rows=4)
+    check_alike(streamed.train, stored.train, np.arange(len(stored.train)))
+    assert streamed.evaluation.content == stored.evaluation.content
+
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "labels": ("text-classification", {"model": "bert-tiny"}),
+    "tags": ("token-classification", {}),
+    "pairs": ("seq2seq", {"tokenizer": {"vocab_size": 300}}),
+    "rewards": ("reward-model", {}),
+    "mismatched": ("preference", {"loss": "kto"}),
+    "groups": ("embedding", {}),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.programs if case == "labels" else pytest.mark.slow) for case in RUNS]
+)
+def test_two_ranks_that_stream_and_go_on_inside_an_epoch_train_as_one_that_stores(case: str, tmp_path: Path) -> None:
+    task, options = RUNS[case]
+    data = write(tmp_path / "rows.jsonl", [ROWS[case](n) for n in range(60)])
+    options = options | {"data": str(data), "max_seq_len": 32, "dropout": 0.0, "order": {"kind": "windows"}}
+    keys: dict[str, Any] = {"task": task, "global_batch_size": 8, "device": "cpu", "lr": 2e-4, "max_steps": 14,
+            "log_every": 1, "extensions": {"progress": False}, "schedule": {"name": "constant"}}  # fmt: skip
+
+    def config(out: str, **changes: Any) -> RunConfig:
+        own = options | {"stream": changes.pop("stream", True)}
+        return RunConfig.model_validate(keys | {"task_options": own, "out": str(tmp_path / out)} | changes)
+
+    def losses(out: str) -> list[float]:
+        lines = map(json.loads, (tmp_path / out / "metrics.jsonl").read_text().splitlines())
+        return [line["train/loss"] for line in lines if "train/loss" in line]
+
+    train(config("one", stream=False))
+    two: dict[str, Any] = {"nproc": 2, "strategy": "ddp"}
+    launch(train, config("two", max_steps=3, **two), nproc=2)
+    launch(train, config("two", resume="auto", max_steps=14, resume_changed="max_steps", **two), nproc=2)
+    assert len(losses("one")) == 14
+    assert losses("two") == pytest.approx(losses("one"), rel=2e-4)
+    reports = [json.loads((tmp_path / out / "report.json").read_text()) for out in ("one", "two")]
+    one, other = (report["evaluation"]["loss"] for report in reports)
+    assert other == pytest.approx(one, rel=2e-4)

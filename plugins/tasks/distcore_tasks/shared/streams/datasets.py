@@ -134,6 +134,37 @@ class StreamedDataset(ABC):
         """Return the rows ``indices``, int64 ``(n,)``."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamedRows(StreamedDataset):
+    """Rows whose batches are those of a dataset that has them in memory."""
+
+    stored: Callable[[Sequence[Encoded]], Any]
+    """Return the dataset of some rows."""
+
+    def row_length(self, row: Encoded) -> int:
+        """Return the tokens that a row reads."""
+        return int(self.stored([row]).lengths[0])
+
+    def row_items(self, row: Encoded) -> int:
+        """Return the weight of a row."""
+        return int(self.stored([row]).items[0])
+
+    @property
+    def pads(self) -> bool | None:
+        """True if rows are always padded; ``None``: as the run says."""
+        return getattr(self.stored([]), "pads", None)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``, as the stored dataset does."""
+        batch: dict[str, Tensor] = self.stored(self.rows.at(indices)).batch(np.arange(len(indices)))
+        return batch
+
+
+def all_tokens(row: Encoded) -> int:
+    """Return the number of all tokens of a row."""
+    return sum(map(len, row))
+
+
 def mean_lengths(lengths: Column, bounds: Sequence[int]) -> list[float]:
     """Return the mean length of some rows of each source of a mixture, of which ``bounds`` are the bounds."""
     return [float(lengths[spread(first, end)].mean()) if end > first else 1.0 for first, end in pairwise(bounds)]

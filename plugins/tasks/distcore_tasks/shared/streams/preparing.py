@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -13,13 +14,42 @@ from distcore_data import source_digest
 from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
-from distcore_tasks.shared.pretrained import tokenizer_digest
+from distcore_tasks.shared.pretrained import load_tokenizer, tokenizer_digest
+from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.source_rows import Rows, stream_rows
 from distcore_tasks.shared.sources import source_file
-from distcore_tasks.shared.splits import Part, SourceRows, read_held_out
-from distcore_tasks.shared.streams.datasets import Encode, encodable
-from distcore_tasks.shared.streams.values import NumberedValues, save_values, split_values
+from distcore_tasks.shared.splits import Part, Refuse, SourceRows, read_held_out
+from distcore_tasks.shared.streams.datasets import (
+    Encoded,
+    EncodedColumn,
+    EncodedRows,
+    StreamedRows,
+    encodable,
+    mean_lengths,
+)
+from distcore_tasks.shared.streams.values import NumberedValues, open_values, save_values, split_values
 
 R = TypeVar("R", bound=SourceRows)
+EncodeBy = Callable[[Any, list[Any], Refuse], Iterable[Encoded]]
+"""Encode values with a tokenizer, in the form of ``datasets.Encode``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streaming:
+    """How a task streams its rows."""
+
+    schema: Schema[Any]
+    """What is read of a row."""
+    make_tokenizer: Callable[[Callable[[], Iterable[Any]]], Any]
+    """Return the tokenizer, which may be trained on the values that the argument returns."""
+    encode: EncodeBy
+    """Encodes values."""
+    length: Callable[[Encoded], int]
+    """Return the tokens that a row reads."""
+    settings: Sequence[object]
+    """Everything else on which encoded rows depend."""
+    load_tokenizer: Callable[[str, Path], Any] = load_tokenizer
+    """Load the saved tokenizer of a model."""
 
 
 def check_stream(options: TaskOptions, why_not: dict[str, str | bool]) -> None:
@@ -34,27 +64,22 @@ def check_stream(options: TaskOptions, why_not: dict[str, str | bool]) -> None:
 class StreamParts(Generic[R]):
     """The rows of a run."""
 
+    tokenizer: Any
+    """The tokenizer."""
     train: NumberedValues[Any]
     """The training rows."""
     held_out: dict[str, Part[R]]
     """The other datasets, by name."""
-
-    def saved(self, folder: Path, encode: Encode, options: TaskOptions) -> StreamParts[R]:
-        """Return the rows without bad ones, if they are passed over, and write to the new ``folder`` which they are."""
-        train = encodable(self.train, encode) if options.skip_bad_rows else self.train
-        save_values(train, folder)
-        return replace(self, train=train)
-
-    def sources(self, options: TaskOptions) -> list[int]:
-        """Return the first training row of each source of a mixture, and the end of the last; empty without one."""
-        named = [Path(source).expanduser() for source in mixed_sources(options)]
-        return self.train.bounds(named) if named else []
+    record: dict[str, Any]
+    """``sources`` and ``sizes`` of the cache entry."""
 
 
-def read_stream_parts(options: TaskOptions, rows: R, read: Callable[[str], R], seed: int) -> StreamParts[R]:
-    """Choose the training rows. ``rows``: those of ``data``, by number. ``read`` returns the rows of another source.
+def read_stream_parts(
+    options: TaskOptions, streaming: Streaming, rows: R, read: Callable[[str], R], seed: int, folder: Path
+) -> StreamParts[R]:
+    """Choose the training rows, and write which they are to the new ``folder``. Raises DataError.
 
-    Raises DataError.
+    ``rows``: those of ``data``, by number. ``read`` returns the rows of another source.
     """
     held_out = dict[str, Part[R]]()
     train = rows.values
@@ -62,10 +87,43 @@ def read_stream_parts(options: TaskOptions, rows: R, read: Callable[[str], R], s
     if options.eval_data is None:
         train, evaluation = split_values(train, options.eval_fraction, seed)
         held_out["evaluation"] = Part(rows, evaluation)
-    return StreamParts(train, held_out | read_held_out(options, read))
+    held_out |= read_held_out(options, read)
+    tokenizer = streaming.make_tokenizer(train.sample)
+    encoded = partial(streaming.encode, tokenizer)
+    train = encodable(train, encoded) if options.skip_bad_rows else train
+    save_values(train, folder)
+    named = [Path(source).expanduser() for source in mixed_sources(options)]
+    sources = train.bounds(named) if named else []
+    sizes = mean_lengths(EncodedColumn(EncodedRows(train, encoded), streaming.length), sources)
+    return StreamParts(tokenizer, train, held_out, {"sources": sources, "sizes": sizes})
 
 
-def stream_digest(entry: Entry, options: TaskOptions, values: NumberedValues[Any], settings: Sequence[object]) -> str:
+def stream_parts(
+    options: TaskOptions, streaming: Streaming, read: Callable[[str], Rows[Any]], seed: int, folder: Path
+) -> StreamParts[Rows[Any]]:
+    """Return the result of ``read_stream_parts`` for the rows of ``data``."""
+    source = source_file(options.data, options.embedded, options.filter)
+    rows = stream_rows(source, streaming.schema, options.skip_bad_rows)
+    return read_stream_parts(options, streaming, rows, read, seed, folder)
+
+
+def open_rows(
+    entry: Entry, options: TaskOptions, streaming: Streaming, stored: Callable[[Sequence[Encoded]], Any]
+) -> StreamedRows:
+    """Return the training rows of a cache entry. ``stored`` returns the dataset of some of them in memory."""
+    rows, content = open_stream(entry, options, streaming)
+    return StreamedRows(rows=rows, content=content, stored=stored)
+
+
+def open_stream(entry: Entry, options: TaskOptions, streaming: Streaming) -> tuple[EncodedRows, str]:
+    """Return the training rows of a cache entry, and a digest of them."""
+    source = source_file(options.data, options.embedded, options.filter)
+    values = open_values(source, streaming.schema, entry.folder / "train")
+    rows = EncodedRows(values, partial(streaming.encode, streaming.load_tokenizer(options.model, entry.tokenizer)))
+    return rows, _digest(entry, options, values, streaming.settings)
+
+
+def _digest(entry: Entry, options: TaskOptions, values: NumberedValues[Any], settings: Sequence[object]) -> str:
     """Return a digest of the source, of which rows are taken, and of what encodes them."""
     source = source_digest(source_file(options.data, options.embedded, options.filter))
     chosen = None if values.chosen is None else hashlib.sha256(values.chosen.bits.data).hexdigest()

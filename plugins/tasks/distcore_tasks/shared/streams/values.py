@@ -68,9 +68,13 @@ class NumberedValues(Generic[T]):
         """Return the numbers in the source of the values at ``places``, both int64."""
         return places if self.chosen is None else self.chosen[places]
 
+    def number(self, place: int) -> int:
+        """Return the number in the source of the value at a place."""
+        return int(self.numbers(np.array([place]))[0])
+
     def problem(self, place: int, what: str) -> DataError:
         """Return the error of a value."""
-        return self.rows.problem(int(self.numbers(np.array([place]))[0]), what)
+        return self.rows.problem(self.number(place), what)
 
     def only(self, places: np.ndarray) -> NumberedValues[T]:
         """Return the values at ``places``, int64, ascending."""
