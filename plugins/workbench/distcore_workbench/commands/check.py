@@ -6,8 +6,10 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distcore import ConfigError
 from distcore.cli import parse_settings
 from distcore.jobs import load, offers
 
@@ -23,23 +25,29 @@ COLORS = {"held": "green", "broken": "red", "skipped": "yellow"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore check --KIND NAME [FLAGS]"
+    parser.usage = "distcore check --KIND NAME | --all [FLAGS]"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
     what.add_argument("--task", metavar="NAME", help="an installed task, or file.py:Class; measured in one process")
     for kind in offers("kits"):
         what.add_argument(f"--{kind}", metavar="NAME", help=f"an installed {kind}, or file.py:Class")
+    what.add_argument("--all", action="store_true", help="all installed strategies, in their layouts, and all tasks")
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start for a strategy (default: 2)")
     parser.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
         help="set a config key, such as strategy_options.NAME=VALUE or device=cpu; repeatable",
     )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE", help="of --all: the page to write, Markdown")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table, a line as each case ends")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Exit code 0 if no case is broken, else 1."""
+    if arguments.all:
+        return _check_all(arguments)
+    if arguments.out:
+        raise ConfigError(f"--out {arguments.out}: is the page of --all; for one plugin redirect the output")
     findings: list[Finding] = []
     facts: dict[str, int] = {}
 
@@ -58,6 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
         for version in facts.values():
             print(f"law 6, commit, is the core's alone: {LAW_6}\nwritten for hook-spec version {version}")
     return 1 if any(finding.held is False for finding in findings) else 0
+
+
+def _check_all(arguments: argparse.Namespace) -> int:
+    from distcore_workbench.kits.everything import check_all
+
+    if arguments.case or arguments.json:
+        raise ConfigError("--all: measures every case; leave out --case and --json")
+    return check_all(arguments.nproc, parse_settings(arguments.set), arguments.out)
 
 
 def _measure(arguments: argparse.Namespace, facts: dict[str, int], report: Callable[[Finding], None]) -> list[Finding]:
