@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from distcore import ConfigError, DistcoreError
-from distcore.jobs import distribution, load, offers
+from distcore.jobs import distribution, offers, strategies
 from distcore.testing import LAWS, Finding, check_task, measure, subject_of
 
 HALF = 1e-2
@@ -53,7 +53,7 @@ def _is_half(finding: Finding) -> bool:
 def layouts(name: str) -> Iterator[dict[str, Any]]:
     """Yield options of a strategy: its defaults, and those that it says are worth trying (``tunes``)."""
     known: list[dict[str, Any]] = []
-    for options in ({}, *getattr(load("strategies", name), "tunes", ())):
+    for options in ({}, *getattr(type(strategies.load(name, {}).plugin), "tunes", ())):
         if options not in known:
             known.append(options)
             yield options

@@ -14,7 +14,7 @@ from distcore_workbench.kits import everything
 from distcore_workbench.kits.everything import Measurement, layouts, page_of
 
 
-def found(case: str, law: str, error: float | None, bound: float = 1e-5, note: str = "") -> Finding:
+def finding(case: str, law: str, error: float | None, bound: float = 1e-5, note: str = "") -> Finding:
     held = None if error is None else error <= bound
     return Finding(law=law, case=case, held=held, error=error, bound=bound, note=note)
 
@@ -24,15 +24,15 @@ ROWS = {
         Measurement(
             name="one",
             findings=[
-                found("partitions", "gradient", 2e-6), found("ragged-tail", "gradient", 5e-7),
-                found("bf16-steps", "gradient", 1e-2, 2e-2), found("all-rows", "evaluation", 0.0, 0.0),
-                found("phases", "gradient", None, note="it has none"),
+                finding("partitions", "gradient", 2e-6), finding("ragged-tail", "gradient", 5e-7),
+                finding("bf16-steps", "gradient", 1e-2, 2e-2), finding("all-rows", "evaluation", 0.0, 0.0),
+                finding("phases", "gradient", None, note="it has none"),
             ],
         ),
-        Measurement(name="two:a=1", findings=[found("all-rows", "evaluation", 3.0, 0.0, "3 rows twice")]),
+        Measurement(name="two:a=1", findings=[finding("all-rows", "evaluation", 3.0, 0.0, "3 rows twice")]),
         Measurement(name="three", refused="needs a GPU"),
     ],
-    "task": [Measurement(name="rows", findings=[found("same-rows", "order", 0.0, 0.0)])],
+    "task": [Measurement(name="rows", findings=[finding("same-rows", "order", 0.0, 0.0)])],
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_what_is_broken_or_refused_is_in_the_exit_code_and_the_lines(
 
     monkeypatch.setattr(everything, "measure", refused)
     for error in (0.0, 1.0):
-        monkeypatch.setattr(everything, "check_task", lambda *_, of=error: [found("same-rows", "order", of, 0.0)])
+        monkeypatch.setattr(everything, "check_task", lambda *_, of=error: [finding("same-rows", "order", of, 0.0)])
         assert main(["check", "--all"]) == error
     said = capsys.readouterr().out
     assert "strategy single: needs a GPU" in said
