@@ -56,13 +56,16 @@ def raise_on_sigterm() -> AbstractContextManager[None]:
 def handle_stop_signals(
     ask: Callable[[int], object], ctrl_c: bool = True, says_so: bool = True
 ) -> AbstractContextManager[None]:
-    """Call ``ask`` with its number on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C; restore both afterward.
+    """Call ``ask`` with its number on SIGTERM, SIGHUP and, with ``ctrl_c``, the first Ctrl-C; restore all afterward.
 
     A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user, once for each signal. A program
-    that ignores Ctrl-C, or has its own handler, keeps that.
+    that ignores Ctrl-C or SIGHUP, as under nohup, or has its own handler, keeps that.
     """
     line = "stopping at the next log line or sooner"
     lines = {signal.SIGINT.value: f"\n{line}; Ctrl-C again ends at once\n", signal.SIGTERM.value: f"{line}\n"}
+    asks = [signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        asks.append(signal.SIGHUP)
     process = os.getpid()
 
     def on_signal(number: int, frame: object) -> None:
@@ -72,8 +75,9 @@ def handle_stop_signals(
         if says_so and os.getpid() == process:  # processes that load data have inherited this handler
             os.write(2, lines.pop(number, "").encode())  # print() must not be called here
 
-    asks = ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return _handle([signal.SIGTERM, signal.SIGINT][: 1 + asks], on_signal)
+    if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        asks.append(signal.SIGINT)
+    return _handle(asks, on_signal)
 
 
 @contextmanager

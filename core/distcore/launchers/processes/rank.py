@@ -82,7 +82,7 @@ def _prepare_process(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; the parent ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C
     die_with(parent)
     with contextlib.suppress(KeyError, ValueError):
         # torch read OMP_NUM_THREADS when it was loaded, which in a forked rank was before it was set.
