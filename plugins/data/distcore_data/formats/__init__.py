@@ -50,6 +50,7 @@ SKIPPING: dict[str, Callable[[Path, Columns, Place, Container[int] | None], Iter
     ".json": read_json,
     ".jsonl": read_jsonl,
     ".tar": read_tar,
+    ".arrow": read_arrow_file,
 }
 """Those that leave rows undecoded which are not wanted."""
 
@@ -83,14 +84,14 @@ def parts_of(path: Path) -> list[tuple[Path, Place]]:
 
 
 def read_rows(
-    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None, kind: str = ""
 ) -> Iterator[Record | RowError]:
     """Yield the rows of a file, or of a file of a folder with a listing, from ``place`` on.
 
     An error is in the place of a row that cannot be read or lacks a column; ``SKIPPED`` may be in that of a row whose
-    number in the file is not ``wanted``.
+    number in the file is not ``wanted``. ``kind``: the format, if it is known.
     """
-    name = format_of(path)
+    name = kind or format_of(path)
     if name in FOLDERS:
         return FOLDERS[name].read(path, columns, place)
     if name in SKIPPING:

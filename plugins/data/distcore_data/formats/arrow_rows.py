@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distcore import DataError
 from distcore_data.formats.columns import (
@@ -27,8 +28,14 @@ from distcore_data.formats.row_limit import most_bytes, over_limit
 
 DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
+NEAR = 16
+"""Rows that are read together if one of them is asked for by number, of files that are read at any row."""
+MAPPED = 8
+"""Files of which rows are read by number that stay mapped."""
 UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
 """Other exceptions of pyarrow: for two columns of one name, invalid UTF-8, impossible dates."""
+BUFFER = 2**22
+"""Bytes of a column that are read at a time where a row group may be larger than memory."""
 NO_PARQUET = "not a readable Parquet file: "
 FILE, END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The first bytes of a file with an index of its batches, and the last ones of a stream, which has none."""
@@ -55,13 +62,28 @@ def read_parquet(path: Path, columns: Columns, place: Place = START) -> Iterator
             yield problem
 
 
-def _parquet(name: str, path: Path) -> Any:
+def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
+    """Yield some rows at a time of the columns of a Parquet file, without what its schema says of them."""
+    name = f"data file {path}"
+    file = _parquet(name, path, buffer_size=BUFFER)
+    import pyarrow as pa
+
+    there = file.schema_arrow.names
+    tops = list(dict.fromkeys(there[position(name, there, setting, columns)] for setting in columns))
+    try:
+        for batch in file.iter_batches(DECODED_ROWS, columns=tops, use_threads=False):
+            yield batch.replace_schema_metadata(None)
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise broken(name, error, NO_PARQUET) from None
+
+
+def _parquet(name: str, path: Path, buffer_size: int = 0) -> Any:
     need_pyarrow(name)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path, pre_buffer=False)
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=buffer_size)
     except (pa.ArrowException, *UNREADABLE) as error:
         raise broken(name, error, NO_PARQUET) from None
 
@@ -118,18 +140,62 @@ def _values(name: str, column: Any, top: str, setting: str, columns: Columns) ->
     return chosen
 
 
-def read_arrow_file(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
-    """Yield the rows of one Arrow file from ``place`` on."""
+def read_arrow_file(
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+) -> Iterator[Record | RowError]:
+    """Yield the rows of one Arrow file from ``place`` on.
+
+    With ``wanted``, for a few rows, few are decoded at a time, and the file stays mapped for the next call.
+    """
     name = f"data file {path}"
     need_pyarrow(name)
-    return _read_arrow(name, path, columns, place.row + 1, "", place.part)
+    if wanted is None:
+        return _read_arrow(name, path, columns, place, "")
+    return near_rows(name, path, columns, place)
+
+
+def near_rows(
+    name: str, path: Path, columns: Columns, place: Place, part: Callable[[Any], Any] = lambda content: content
+) -> Iterator[Record | RowError]:
+    """Yield the rows of a file that stays mapped. ``part`` returns what of its content is in the Arrow format."""
+    import pyarrow as pa
+
+    try:
+        stat = path.stat()
+        reader = _mapped(path, part, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        yield from _reader_records(name, reader, columns, place, NEAR)
+    except (pa.ArrowException, EOFError, *UNREADABLE) as error:
+        raise broken(name, error, "cannot be read: ") from None
+
+
+@lru_cache(maxsize=MAPPED)
+def _mapped(path: Path, part: Callable[[Any], Any], *state: int) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as mapped:
+        reader = _opened(part(mapped.read_buffer()))
+    return reader if hasattr(reader, "get_batch") else _Listed(reader.schema, list(reader))
+
+
+class _Listed(NamedTuple):
+    """The batches of a stream, with the names of those of a file."""
+
+    schema: Any
+    batches: list[Any]
+
+    @property
+    def num_record_batches(self) -> int:
+        return len(self.batches)
+
+    def get_batch(self, number: int) -> Any:
+        return self.batches[number]
 
 
 def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of several Arrow files, which are together the source ``name``."""
     start = 1
     for path in files:
-        for row in until_cut(_read_arrow(name, path, columns, start, f"{path} ")):
+        for row in until_cut(_read_arrow(name, path, columns, Place(start - 1), f"{path} ")):
             yield row
             start += 1
 
@@ -146,20 +212,15 @@ def batch_rows(path: Path) -> list[int]:
         raise broken(f"data file {path}", error, "cannot be read: ") from None
 
 
-def _read_arrow(
-    name: str, path: Path, columns: Columns, start: int, where: str, first: int = 0
-) -> Iterator[Record | RowError]:
-    """Yield the rows of a memory-mapped file from batch ``first`` on; other columns stay on the disk.
-
-    ``start``: the number of the first row.
-    """
+def _read_arrow(name: str, path: Path, columns: Columns, place: Place, where: str) -> Iterator[Record | RowError]:
+    """Yield the rows of a memory-mapped file from ``place`` on; other columns stay on the disk."""
     import pyarrow as pa
 
-    number = start
+    number = place.row + place.inner + 1
     try:
         with pa.memory_map(str(path)) as mapped:
             content = mapped.read_buffer()
-            for record in arrow_records(name, content, columns, start, first):
+            for record in arrow_records(name, content, columns, place):
                 yield record
                 number += 1
             if not is_whole(content):
@@ -189,19 +250,33 @@ def _batches(reader: Any, first: int = 0) -> Iterator[Any]:
     return islice(reader, first, None)
 
 
-def arrow_records(name: str, content: Any, columns: Columns, start: int, first: int = 0) -> Iterator[Record | RowError]:
-    """Yield the rows in a buffer of the Arrow file or stream format, from batch ``first`` on."""
-    reader = _opened(content)
+def arrow_records(name: str, content: Any, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows in a buffer of the Arrow file or stream format, from ``place`` on."""
+    return _reader_records(name, _opened(content), columns, place, DECODED_ROWS)
+
+
+def _reader_records(
+    name: str, reader: Any, columns: Columns, place: Place, at_once: int
+) -> Iterator[Record | RowError]:
+    """Yield the rows from ``place`` on, ``at_once`` decoded together.
+
+    The ``part`` of the place is a batch, ``inner`` the rows in it, and in those after it, before the place.
+    """
+    start, inner = place.row + place.inner + 1, place.inner
     there = reader.schema.names
     places = [position(name, there, setting, columns) for setting in columns]
     tops = [there[place] for place in places]
     classes = [arrow_class_names(reader.schema, column) for column in columns.values()]
-    for batch in _batches(reader, first):
-        for begin in range(0, batch.num_rows, DECODED_ROWS):
-            some = batch.slice(begin, DECODED_ROWS)
+    for batch in _batches(reader, place.part):
+        if inner >= batch.num_rows:
+            inner -= batch.num_rows
+            continue
+        for begin in range(inner, batch.num_rows, at_once):
+            some = batch.slice(begin, at_once)
             arrays = [some.column(place) for place in places]
             yield from _records(name, start, arrays, tops, columns, classes) if columns else [()] * some.num_rows
             start += some.num_rows
+        inner = 0
 
 
 def arrow_class_names(schema: Any, column: str) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
 from distcore_data.fetching import INDEX
-from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records
+from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records, near_rows
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import broken, need_pyarrow, reason
 from distcore_data.formats.places import START, Place
@@ -63,7 +63,7 @@ def read_litdata(folder: Path, columns: Columns, place: Place = START) -> Iterat
     """Yield the rows of one chunk from ``place`` on."""
     chunks, config = _opened(folder)
     chunk = _shard(folder, chunks[place.part], config)
-    return islice(until_cut(_read_chunk(chunk, config, columns)), place.inner, None)
+    return until_cut(_read_chunk(chunk, config, columns, place.inner))
 
 
 def litdata_rows(folder: Path) -> list[int]:
@@ -71,10 +71,10 @@ def litdata_rows(folder: Path) -> list[int]:
     return [chunk["chunk_size"] for chunk in _opened(folder)[0]]
 
 
-def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:
+def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
     if not chunk.compression and _ends_with_arrow(chunk.path):
-        return _arrow_chunk(chunk, columns)
-    return _chunk(chunk, config, columns)
+        return _arrow_chunk(chunk, columns, first)
+    return _chunk(chunk, config, columns, first)
 
 
 def _opened(folder: Path) -> tuple[Sequence[dict[str, Any]], dict[str, Any]]:
@@ -102,25 +102,32 @@ def _shard(folder: Path, chunk: Mapping[str, Any], config: Mapping[str, Any]) ->
 def _ends_with_arrow(path: Path) -> bool:
     if not path.is_file():
         return False
+    stat = path.stat()
+    return _arrow_at_end(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)  # each row that is read by number asks
+def _arrow_at_end(path: Path, *state: int) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - len(ARROW_END)))
         return file.read() == ARROW_END
 
 
-def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a memory-mapped chunk."""
+def _arrow_chunk(chunk: Shard, columns: Columns, first: int) -> Iterator[Record | RowError]:
+    """Yield the rows of a memory-mapped chunk from ``first`` on."""
     name, rows = f"data file {chunk.path}", 0
     need_pyarrow(name)
+    if first:
+        yield from near_rows(name, chunk.path, columns, Place(inner=first), _in_arrow)
+        return
     import pyarrow as pa
 
     try:
         with pa.memory_map(str(chunk.path)) as mapped:
             content = mapped.read_buffer()
-            end = len(content) - len(ARROW_END) - 4
-            size = int.from_bytes(content[end : end + 4].to_pybytes(), "little")
-            if len(content) != chunk.size or size > end:
+            if len(content) != chunk.size or not _in_arrow(content):
                 raise ValueError(f"the chunk has {len(content)} bytes, {INDEX} says {chunk.size}; {AGAIN}")
-            for row in arrow_records(name, content[end - size : end], columns, 1):
+            for row in arrow_records(name, _in_arrow(content), columns):
                 yield row
                 rows += 1
     except (pa.ArrowException, *UNREADABLE) as error:
@@ -129,15 +136,23 @@ def _arrow_chunk(chunk: Shard, columns: Columns) -> Iterator[Record | RowError]:
         raise row_error(name, rows, f"the chunk has {rows} rows, {INDEX} says {chunk.rows}; {AGAIN}")
 
 
-def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns) -> Iterator[Record | RowError]:
-    """Yield the rows of a chunk of values: an object with columns, or a list."""
+def _in_arrow(content: Any) -> Any:
+    """Return the part of a chunk in the Arrow format, whose size follows it; nothing if there is no room for it."""
+    end = len(content) - len(ARROW_END) - 4
+    size = int.from_bytes(content[end : end + 4].to_pybytes(), "little")
+    return content[end - size : end] if size <= end else content[:0]
+
+
+def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
+    """Yield the rows of a chunk of values from ``first`` on: an object with columns, or a list."""
     name, kinds = f"data file {chunk.path}", config["data_format"]
     names = _names(chunk, config["data_spec"], len(kinds))
     fields = names or [str(place) for place in range(len(kinds))]
     wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in columns})
     decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
-    rows = compressed_rows(chunk) if config.get("compression_level") in LEVELS else shard_rows(chunk)
-    for number, content in enumerate(rows, 1):
+    packed = config.get("compression_level") in LEVELS
+    rows = islice(compressed_rows(chunk), first, None) if packed else shard_rows(chunk, first)
+    for number, content in enumerate(rows, first + 1):
         if isinstance(content, RowError):
             yield content
             continue

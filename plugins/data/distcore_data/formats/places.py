@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-EVERY, EVERY_OF_TAR = 32, 8
+EVERY, EVERY_OF_TAR = 32, 2
 """Rows of a text file, and of a tar file, from one place to the next: members take longer to pass over than lines."""
 
 

@@ -24,6 +24,8 @@ from distcore_data.formats.columns import RowError, row_error
 from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, pass_over, reason
 from distcore_data.formats.row_limit import most_bytes, over_limit
 
+NEAR = 16
+"""Rows whose offsets are read together."""
 AGAIN = "write or fetch the shard again"
 
 
@@ -84,10 +86,7 @@ def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes | RowError]:
         need_pyarrow(name)
     try:
         with open_bytes(shard.path, shard.compression) as file:
-            offsets = _offsets(file, shard)
-            position = 4 + 4 * len(offsets)
-            pass_over(file, int(offsets[first]) - position)  # what the writer says of the columns, and other rows
-            for size in np.diff(offsets[first:]).tolist():
+            for size in _to_row(file, shard, first):
                 if size > most:
                     pass_over(file, size)
                     yield row_error(name, number, over_limit(size))
@@ -95,7 +94,7 @@ def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes | RowError]:
                     yield read_exactly(file, size)
                 number += 1
             number -= 1
-            if file.read(1):
+            if number == shard.rows and file.read(1):
                 raise ValueError(f"goes on after the {shard.size} bytes that {INDEX} says; {AGAIN}")
     except FileNotFoundError:
         raise DataError(f"{name}: no such file, but {INDEX} names it; fetch it") from None
@@ -103,6 +102,24 @@ def shard_rows(shard: Shard, first: int = 0) -> Iterator[bytes | RowError]:
         raise broken(f"{name}, row {number}", error, remedy=f"; {AGAIN}") from None
     except ValueError as error:
         raise row_error(name, number, reason(error)) from None
+
+
+def _to_row(file: Any, shard: Shard, first: int) -> Iterator[int]:
+    """Go to a row, and yield the bytes of each from there on. All offsets are read only at the start of a file."""
+    if not first or not file.seekable():
+        offsets = _offsets(file, shard)
+        # after the offsets is what the writer says of the columns, and other rows
+        pass_over(file, int(offsets[first]) - 4 - 4 * len(offsets))
+        yield from np.diff(offsets[first:]).tolist()
+        return
+    for begin in range(first, shard.rows, NEAR):
+        end = min(begin + NEAR, shard.rows)
+        file.seek(4 + 4 * begin)
+        offsets = np.frombuffer(read_exactly(file, 4 * (end - begin + 1)), "<u4").astype(np.int64)
+        if offsets[0] < 8 + 4 * shard.rows or (np.diff(offsets) < 0).any() or offsets[-1] > shard.size:
+            raise ValueError(f"the offsets of the rows are damaged; {AGAIN}")
+        file.seek(int(offsets[0]))
+        yield from np.diff(offsets).tolist()
 
 
 def _offsets(file: Any, shard: Shard) -> np.ndarray:

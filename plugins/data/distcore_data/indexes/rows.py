@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,12 @@ from distcore import DataError
 from distcore_data.fetching import of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows
+from distcore_data.formats.arrow_rows import NEAR
 from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error
 from distcore_data.formats.csv_rows import csv_delimiter
+from distcore_data.formats.opening import extension
 from distcore_data.formats.places import START, Place
+from distcore_data.indexes.pieces import asked, copied, is_large, piece_places
 from distcore_data.indexes.workers import index_files
 from distcore_data.splits import Split
 
@@ -24,8 +26,9 @@ from distcore_data.splits import Split
 class IndexedRows:
     """The rows of files or of a split by number, from 0, as ``read_records`` counts them; none is in memory.
 
-    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet and Arrow files with
-    those before it in its row group or batch, one of a compressed file with its zstd frame or gzip member up to it.
+    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet files with those
+    before it in its row group, or from a copy in the cache if a group is large, one of a compressed file with its zstd
+    frame or gzip member up to it.
     """
 
     def __init__(self, source: Path | Split, columns: Columns, *, whole: bool = True) -> None:
@@ -36,10 +39,14 @@ class IndexedRows:
         check_source(source)
         self._source, self._columns, self._whole = source, columns, whole
         self._parts = source_parts(source)
+        self._kinds = list(map(format_of, self._parts))
         files = [part for part in self._parts if not part.is_dir()]
         known = dict(zip(files, index_files(files)[0], strict=True))
         if cut := next((part for part in files if whole and known[part].cut), None):
             raise of_remote(DataError(known[cut].cut), cut)
+        self._large = {
+            part: known[part].digest for part in files if extension(part) == ".parquet" and is_large(known[part])
+        }
         self._places = [known[part].places if part in known else _of_folder(part) for part in self._parts]
         counts = [known[part].rows if part in known else sum(_counts(part)) for part in self._parts]
         self._ends = np.cumsum([0, *counts])
@@ -95,19 +102,27 @@ class IndexedRows:
     def _read(self, owner: int, numbers: np.ndarray) -> Iterator[Record]:
         """Yield rows of one file or folder, ascending."""
         part, places = self._parts[owner], self._places[owner]
-        if format_of(part) == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(part, {}):
+        if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(part, {}):
             places = np.array([START])  # the index took another delimiter
+        file, kind = part, self._kinds[owner]
+        copy = copied(part, self._large[part], asked(self._columns)) if part in self._large else None
+        if copy:
+            file, kind, places = copy, ".arrow", piece_places(int(self._ends[owner + 1] - self._ends[owner]))
         begins = np.searchsorted(places[:, 0], numbers, "right") - 1
-        for begin, some in groupby(zip(begins.tolist(), numbers.tolist(), strict=True), lambda pair: pair[0]):
-            place, ascending = Place(*places[begin].tolist()), [number for _, number in some]
-            first = place.row
-            if part.is_dir():
-                first, place = ascending[0], place._replace(inner=ascending[0] - place.row)
-            yield from self._from(part, place, first, ascending)
+        anywhere = part in self._shards or kind == ".arrow"
+        for begin, ascending in _runs(begins.tolist(), numbers.tolist(), near=anywhere):
+            place = Place(*places[begin].tolist())
+            first = ascending[0] if anywhere else place.row
+            place = place._replace(inner=place.inner + first - place.row)
+            try:
+                rows = read_rows(file, self._columns, place, frozenset(ascending), kind)
+                yield from self._from(rows, first, ascending)
+            except DataError as error:
+                raise error if file == part else type(error)(str(error).replace(str(file), str(part))) from None
 
-    def _from(self, part: Path, place: Place, first: int, ascending: list[int]) -> Iterator[Record]:
-        """Yield the rows ``ascending`` of what begins at ``place``, which is row ``first``."""
-        rows, end = read_rows(part, self._columns, place, frozenset(ascending)), first
+    def _from(self, rows: Iterator[Record | RowError], first: int, ascending: list[int]) -> Iterator[Record]:
+        """Yield the rows ``ascending`` of ``rows``, which begin with row ``first``."""
+        end = first
         row: Record | RowError | None = None
         for number in ascending:
             while end <= number and not isinstance(row, CutError):
@@ -118,6 +133,18 @@ class IndexedRows:
             if isinstance(row, RowError):
                 raise row
             yield row
+
+
+def _runs(begins: Sequence[int], numbers: Sequence[int], *, near: bool) -> Iterator[tuple[int, list[int]]]:
+    """Yield the place and the numbers of rows that are read in one go; if ``near``, each is near the one before."""
+    run = list[int]()
+    for at, number in enumerate(numbers):
+        if run and (begins[at] != begins[at - 1] or (near and number > run[-1] + NEAR)):
+            yield begins[at - 1], run
+            run = []
+        run.append(number)
+    if run:
+        yield begins[-1], run
 
 
 def _counts(folder: Path) -> Sequence[int]:

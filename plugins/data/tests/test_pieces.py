@@ -1,0 +1,115 @@
+"""Parquet files with one large row group are read by number from a copy in pieces, made once."""
+
+from __future__ import annotations
+
+import re
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distcore import DataError
+from distcore_data import IndexedRows, read_records, skipping
+from distcore_data.formats import arrow_rows
+from distcore_data.indexes import pieces
+
+ROWS, LARGE = 5000, 2000
+ASKED = {"columns.text": "text", "columns.label": "meta.label"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pieces, "LARGE", LARGE)
+    pieces.copied.cache_clear()
+
+
+def written(file: Path, texts: Any = None, group: int = ROWS) -> Path:
+    columns = {
+        "other": [b"x" * 100] * ROWS,
+        "text": texts or [f"text {row}" for row in range(ROWS)],
+        "meta": [{"label": row % 7} for row in range(ROWS)],
+    }
+    pq.write_table(pa.table(columns), file, row_group_size=group)
+    return file
+
+
+def copies(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache/pieces").glob("*.arrow"))
+
+
+@pytest.mark.parametrize("group", [ROWS, 3000, LARGE])
+def test_rows_of_a_large_group_are_those_of_the_file(group: int, tmp_path: Path) -> None:
+    files = [written(tmp_path / name, group=group) for name in ("a.parquet", "b.parquet")]
+    rows = IndexedRows(tmp_path / "*.parquet", ASKED)
+    expected = [record for file in files for record in read_records(file, ASKED)]
+    assert len(rows) == len(expected)
+    chosen = np.random.default_rng(0).permutation(len(rows))[:500]
+    assert rows[chosen] == [expected[row] for row in chosen]
+    assert rows[range(1000, 1100)] == expected[1000:1100]
+    assert len(copies(tmp_path)) == (1 if group > LARGE else 0), "of one content"
+    assert all(file.stat().st_size < ROWS * 100 for file in copies(tmp_path)), "other columns are left out"
+
+
+def test_a_copy_is_made_once_and_of_other_columns_anew(tmp_path: Path) -> None:
+    rows = IndexedRows(written(tmp_path / "a.parquet"), ASKED)
+    assert rows[[4999]] == [("text 4999", 4999 % 7)]
+    [made] = copies(tmp_path)
+    before = made.stat().st_mtime_ns
+    pieces.copied.cache_clear()
+    some = [0, 1023, 1024]
+    assert IndexedRows(tmp_path / "a.parquet", ASKED)[some] == [(f"text {row}", row % 7) for row in some]
+    assert [file.stat().st_mtime_ns for file in copies(tmp_path)] == [before]
+    assert IndexedRows(tmp_path / "a.parquet", {"columns.text": "other"})[[7]] == [(b"x" * 100,)]
+    assert len(copies(tmp_path)) == 2
+
+
+def test_a_value_that_is_no_text_is_named_by_the_file_that_the_user_has(tmp_path: Path) -> None:
+    texts = pa.array([b"a"] * 2500 + [b"\xff"] + [b"c"] * 2499).view(pa.string())
+    rows = IndexedRows(written(tmp_path / "a.parquet", texts), ASKED)
+    with pytest.raises(DataError, match=re.escape(f"data file {tmp_path}/a.parquet, row 2501: ") + ".*can't decode"):
+        rows[[2500]]
+    assert rows[[2499, 2501]] == [("a", 2499 % 7), ("c", 2501 % 7)]
+
+
+def test_a_file_with_a_damaged_group_is_not_copied(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.parquet", group=2500)
+    whole = list(read_records(file, ASKED))
+    column = pq.ParquetFile(file).metadata.row_group(1).column(1)
+    content, start = bytearray(file.read_bytes()), column.dictionary_page_offset or column.data_page_offset
+    content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    file.write_bytes(content)
+    rows = IndexedRows(file, ASKED)
+    assert rows[[0, 2499]] == [whole[0], whole[2499]]
+    with pytest.raises(DataError, match=r"a.parquet, rows 2501 to 5000: not a readable Parquet file: "):
+        rows[[2500]]
+    with skipping(1):
+        assert list(read_records(file, ASKED)) == whole[:2500]
+    assert not copies(tmp_path)
+
+
+def test_a_row_costs_the_same_wherever_it_is_and_few_rows_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = IndexedRows(written(tmp_path / "a.parquet"), ASKED)
+    rows[[0]]
+    seen, decode = list[int](), arrow_rows._records
+
+    def counted(name: str, start: int, arrays: list[Any], *others: Any) -> Any:
+        seen.append(len(arrays[0]))
+        return decode(name, start, arrays, *others)
+
+    monkeypatch.setattr(arrow_rows, "_records", counted)
+    tracemalloc.start()
+    start = time.process_time()
+    for row in (0, 2500, 4999):
+        rows[[row]]
+    assert time.process_time() - start < 0.5
+    assert sum(seen) <= 3 * arrow_rows.NEAR
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
