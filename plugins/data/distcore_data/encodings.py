@@ -12,8 +12,15 @@ BLOCK = 2**20
 """Bytes that are read at a time."""
 
 
+MAGIC = {b"\x1f\x8b": ("gzip", ".gz"), b"\x28\xb5\x2f\xfd": ("zstd", ".zst"), b"PAR1": ("Parquet", ".parquet"),
+         b"ARROW1": ("Arrow", ".arrow"), b"PK\x03\x04": ("zip", "")}  # fmt: skip
+"""The first bytes of files of other kinds, with their names and the suffix to give them."""
+
+
 def not_utf8(path: Path) -> DataError:
     """Return the error for a file that is not UTF-8; read it again up to the first wrong byte."""
+    if kind := _other_kind(path):
+        return DataError(f"data file {path}: not text, but a file of another kind: {kind}")
     decoder, position, plain, block = codecs.getincrementaldecoder("utf-8")(), 0, True, b"?"
     with path.open("rb") as file:
         while block:
@@ -27,6 +34,18 @@ def not_utf8(path: Path) -> DataError:
                 remedy = _conversion(path, content, plain and content[:start].isascii())
                 return DataError(f"data file {path}: not UTF-8 text ({where}); {remedy}")
     return DataError(f"data file {path}: changed while it was read")
+
+
+def _other_kind(path: Path) -> str:
+    """Return the kind of a file by its first bytes, and a remedy; nothing for one that may be text."""
+    with path.open("rb") as file:
+        begin = file.read(8)
+    for magic, (kind, suffix) in MAGIC.items():
+        if begin.startswith(magic) and path.suffix.lower() != suffix:
+            new = path.name + suffix if kind in ("gzip", "zstd") else f"{path.stem}{suffix}"
+            remedy = f"rename it to {new}" if suffix else "unzip it, and name what was in it"
+            return f"it begins as {kind} does; {remedy}"
+    return ""
 
 
 def _conversion(path: Path, content: bytes, plain: bool) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,13 +92,37 @@ def stream_rows(source: Source, columns: Columns, problem: Problem, most_bad_row
     return _rows(records, kept, problem, csv=data_format(source) == ".csv")
 
 
+OTHERS = (
+    ("preference", {"prompt", "chosen", "rejected"}),
+    ("causal-lm", {"prompt", "completion"}),
+    ("causal-lm", {"messages"}),
+    ("seq2seq", {"source", "target"}),
+    ("token-classification", {"tokens", "tags"}),
+    ("embedding", {"anchor", "positive"}),
+)
+"""Other tasks, and columns that are theirs."""
+
+
+@contextmanager
+def _naming_others() -> Iterator[None]:
+    """Add to the error of a missing column the task whose columns there are."""
+    try:
+        yield
+    except DataError as error:
+        listed = re.search(r"\(found: (.*?)\)", str(error))
+        there = set(listed[1].split(", ")) if listed else set()
+        task = next((task for task, columns in OTHERS if columns <= there), None)
+        raise DataError(f"{error}, or train with --task {task}") if task else error from None
+
+
 def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
     """Read text and label of each row of a file or split, and second text and id if ``columns`` names them.
 
     Raises DataError with the row (counted from 1, without a header), the problem and the remedy.
     """
     kept = _Kept(columns)
-    records = source_rows.read_rows(source, schema_of(columns), kept.add)
+    with _naming_others():
+        records = source_rows.read_rows(source, schema_of(columns), kept.add)
     return _rows(records, kept, problem, csv=data_format(source) == ".csv")
 
 
