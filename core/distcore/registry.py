@@ -45,7 +45,7 @@ ELSEWHERE = {
     "exports": {"huggingface": "tasks"},
     "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
-    | {"batch_norm": "tasks"},
+    | {"batch_norm": "tasks", "lm_eval": "tasks"},
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},
     "optimizers": dict.fromkeys(("adafactor", "adamw8bit", "lion", "muon"), "optimizers"),
     "readers": {"files": "data"},

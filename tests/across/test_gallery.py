@@ -115,6 +115,8 @@ def test_the_curves_of_a_run_and_of_its_resume_are_those_of_its_log(tmp_path: Pa
     again = curves(tmp_path)
     assert (4, "train/lost") not in again
     assert {name: again[name] for name in losses} == losses
+    with closing(sqlite3.connect(tmp_path / "all.sqlite")) as database:
+        assert database.execute("SELECT step FROM curves WHERE run = 'other'").fetchall() == [(9,)]
 
 
 def curves(folder: Path) -> dict[tuple[int, str], float]:

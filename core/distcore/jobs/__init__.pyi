@@ -12,6 +12,7 @@ from distcore.distributed.devices import count_devices as count_devices
 from distcore.distributed.devices import memory_overhead as memory_overhead
 from distcore.distributed.devices import peak_memory as peak_memory
 from distcore.distributed.devices import resolve_device as resolve_device
+from distcore.engine.evaluation import collect as collect
 from distcore.engine.evaluation import forward_all as forward_all
 from distcore.engine.frozen import frozen_source as frozen_source
 from distcore.engine.loop import scaled_loss as scaled_loss
