@@ -44,6 +44,7 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|T"),
     (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),  # in signatures alone
+    (r"py:.*", r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject"),  # as are these
     (r"py:.*", r"distcore_data\.formats\.columns\.RowError"),
     (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
 ]
