@@ -61,7 +61,7 @@ import distcore
 @dataclass(frozen=True, kw_only=True)
 class Dies(distcore.Simple):
     how: str = ""
-    when: str = "forward"
+    when: str = "before"
     once: str = ""
 
     def data(self):
@@ -79,8 +79,10 @@ class Dies(distcore.Simple):
             Path(self.once).touch()
             if self.how == "raises":
                 raise ValueError("a bad row")
-            if self.when != "backward":
+            if self.when == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.when == "forward":
+                model[0].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         CALLS.extend([0] * torch.is_grad_enabled())
         losses = (model(batch[0])[:, 0] - batch[1]) ** 2
         if self.when == "backward" and dying:
@@ -97,7 +99,7 @@ def dies(
     how: str,
     launcher: Sequence[str] = ("-m", "distcore"),
     nproc: int = 2,
-    when: str = "forward",
+    when: str = "before",
 ) -> str:
     """Train twice, once with a rank that ends in step 8; compare the last weights, and return what was said."""
     (folder / "dies.py").write_text(DIES)
@@ -141,12 +143,20 @@ def test_so_it_does_under_others(tmp_path: Path, strategy: str) -> None:
     assert "at step 7" in dies(tmp_path, name, "killed", agent if launcher else ("-m", "distcore"))
 
 
-@pytest.mark.needs("distcore-mesh")
+@pytest.mark.needs("distcore-mesh", "distcore-fsdp")
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["forward", "backward"])
-def test_ranks_that_hold_replicas_of_all_shards_save_together(tmp_path: Path, when: str) -> None:
-    said = dies(tmp_path, "mesh:shard=2", "killed", nproc=4, when=when)
+@pytest.mark.parametrize(
+    ("strategy", "when"),
+    [
+        ("mesh:shard=2", "before"),
+        ("mesh:shard=2", "backward"),
+        # A rank of the first shards is left with a gathered layer; those of the replicas save.
+        ('fsdp:hybrid --set strategy_options.shard_size=2 --set strategy_options.wrap=["2"]', "forward"),
+    ],
+)
+def test_ranks_that_hold_replicas_of_all_shards_save_together(tmp_path: Path, strategy: str, when: str) -> None:
+    said = dies(tmp_path, strategy, "killed", nproc=4, when=when)
     assert "ranks are gone: step 7 is saved from memory" in said
     assert "resumed from killed/checkpoints/step-00000007 at step 7" in said
 

@@ -101,24 +101,28 @@ class FSDPStrategy:
     backward_prefetch: Count = 0
     """Units to gather ahead of the computing one in backward; 0: left to torch, which gathers one ahead."""
 
-    capabilities: ClassVar = Capabilities(
-        spec_version=3,
-        optimizers=frozenset(
-            {"adamw", "adamw8bit", "muon"}
-        ),  # adamw8bit needs whole rows only, and muon gathers its matrices
-        other_optimizers="elementwise",
-        shards_parameters=True,
-        phases=True,
-        own_steps=True,
-        ema=True,
-        compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
-        forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
-        limits=(
-            "a rank builds the model whole, unless it reads safetensors files or can draw random weights in parts",
-            "reduce_dtype=precision rounds gradients",
-            "a parameter without dimensions cannot be sharded",
-        ),
-    )
+    @property
+    def capabilities(self) -> Capabilities:
+        """The declaration: of replicated shards ranks that are left may hold all."""
+        return Capabilities(
+            spec_version=3,
+            optimizers=frozenset(
+                {"adamw", "adamw8bit", "muon"}
+            ),  # adamw8bit needs whole rows only, and muon gathers its matrices
+            other_optimizers="elementwise",
+            shards_parameters=True,
+            phases=True,
+            own_steps=True,
+            ema=True,
+            saves_alone=self.sharding in ("hybrid", "none"),
+            compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
+            forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
+            limits=(
+                "a rank builds the model whole, unless it reads safetensors files or can draw random weights in parts",
+                "reduce_dtype=precision rounds gradients",
+                "a parameter without dimensions cannot be sharded",
+            ),
+        )
 
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for a ``shard_size`` that does not fit ``sharding`` or the number of ranks."""

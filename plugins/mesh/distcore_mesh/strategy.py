@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -199,10 +199,6 @@ class MeshStrategy(MeshOptions):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return this rank's parts of the tensors. Nothing is gathered."""
-        reset = getattr(run.model, "reset_iter_state", None)  # of FSDP modules, in newer versions of torch
-        with suppress(RuntimeError):  # of a collective that has failed: a rank may save after that, too
-            if reset:
-                reset()
         dtensors.reshard(run.module)
         mesh_state: MeshState = run.strategy_state
         return mesh_state.layout.save(run)
