@@ -9,16 +9,19 @@ import pytest
 import distcore_tasks
 
 ROOT = Path(distcore_tasks.__file__).parent
-SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare", "models", "embedded", "unlabeled"}
+SKELETON = {
+    *("__init__", "task", "options", "models", "embedded", "unlabeled"),
+    *("rows", "encode", "dataset", "prepare", "streamed"),  # from data to batches
+}
 OWN = {
-    "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router", "streamed"},
+    "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router"},
     "distillation": set[str](),
     "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {
         *("shapes", "conv", "preprocessing"),
         *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
     },
-    "masked_lm": {"streamed"},
+    "masked_lm": set[str](),
     "preference": {"losses", "pairs"},
     "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores"},
@@ -27,11 +30,27 @@ OWN = {
 }
 """Additional files of each task."""
 LACKS = {
-    "distillation": {"rows", "encode", "dataset", "prepare", "embedded", "unlabeled"},  # those of text_classification
-    "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
+    "distillation": {
+        "rows",
+        "encode",
+        "dataset",
+        "prepare",
+        "streamed",
+        "embedded",
+        "unlabeled",
+    },  # text_classification's
+    "image_classification": {"encode", "embedded", "streamed"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
-    "reward_model": {"rows", "encode", "dataset", "prepare", "embedded", "unlabeled"},  # those of preference
+    "reward_model": {
+        "rows",
+        "encode",
+        "dataset",
+        "prepare",
+        "streamed",
+        "embedded",
+        "unlabeled",
+    },  # those of preference
 }
 """Files of the skeleton that a task does not need."""
 
