@@ -113,3 +113,13 @@ def test_a_row_costs_the_same_wherever_it_is_and_few_rows_are_in_memory(
     assert sum(seen) <= 3 * arrow_rows.NEAR
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
+
+
+def test_a_row_may_lie_in_a_later_batch_than_its_part_begins_with(tmp_path: Path) -> None:
+    batches = [pa.record_batch({"text": [f"{batch} {row}" for row in range(10)]}) for batch in range(3)]
+    with pa.ipc.new_file(tmp_path / "a.arrow", batches[0].schema) as file:
+        for batch in batches:
+            file.write(batch)
+    asked, parts, rows = {"columns.text": "text"}, np.array([0, 0, 0, 1]), np.array([3, 12, 29, 15])
+    taken = arrow_rows.take_arrow("a", tmp_path / "a.arrow", asked, parts, rows)
+    assert taken == [("0 3",), ("1 2",), ("2 9",), ("2 5",)]

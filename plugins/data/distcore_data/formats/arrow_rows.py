@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from distcore import DataError
 from distcore_data.formats.columns import (
     NOTHING,
@@ -30,8 +32,10 @@ DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
 NEAR = 16
 """Rows that are read together if one of them is asked for by number, of files that are read at any row."""
-MAPPED = 8
-"""Files of which rows are read by number that stay mapped."""
+FEW = 256
+"""Most batches of a mapped file that are kept opened."""
+MAPPED, DECODED_BYTES = 16, 2**22
+"""Most files, and row groups, of which rows are read by number that stay in memory; most bytes of such a group."""
 UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
 """Other exceptions of pyarrow: for two columns of one name, invalid UTF-8, impossible dates."""
 BUFFER = 2**22
@@ -154,8 +158,12 @@ def read_arrow_file(
     return near_rows(name, path, columns, place)
 
 
+def _all(content: Any) -> Any:
+    return content
+
+
 def near_rows(
-    name: str, path: Path, columns: Columns, place: Place, part: Callable[[Any], Any] = lambda content: content
+    name: str, path: Path, columns: Columns, place: Place, part: Callable[[Any], Any] = _all
 ) -> Iterator[Record | RowError]:
     """Yield the rows of a file that stays mapped. ``part`` returns what of its content is in the Arrow format."""
     import pyarrow as pa
@@ -168,13 +176,96 @@ def near_rows(
         raise broken(name, error, "cannot be read: ") from None
 
 
+def take_arrow(
+    name: str, path: Path, columns: Columns, parts: np.ndarray, rows: np.ndarray, part: Callable[[Any], Any] = _all
+) -> list[Record] | None:
+    """Return some rows of a file that stays mapped; ``None`` if one cannot be read so.
+
+    ``parts``, ascending, and ``rows``: the batch of each, and its number from there on, int64 ``(n,)``.
+    """
+    import pyarrow as pa
+
+    try:
+        stat = path.stat()
+        reader = _mapped(path, part, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return _taken(name, reader.schema, _inside(reader.get_batch, parts, rows), columns, is_named=True)
+    except (pa.ArrowException, EOFError, *UNREADABLE):
+        return None
+
+
+def take_parquet(path: Path, columns: Columns, parts: np.ndarray, rows: np.ndarray) -> list[Record] | None:
+    """Return some rows of a Parquet file whose groups are small, and stay decoded; ``None`` as ``take_arrow``."""
+    import pyarrow as pa
+
+    name = f"data file {path}"
+    try:
+        stat = path.stat()
+        state = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        file = _parquet_file(path, *state)
+        there = file.schema_arrow.names
+        tops = tuple(dict.fromkeys(there[position(name, there, setting, columns)] for setting in columns))
+        most = max(file.metadata.row_group(group).total_byte_size for group in set(parts.tolist()))
+        if most > DECODED_BYTES:
+            return None
+        batches = _inside(lambda group: _group(path, group, tops, *state), parts, rows)
+        return _taken(name, file.schema_arrow, batches, columns, is_named=False)
+    except (pa.ArrowException, *UNREADABLE):
+        return None
+
+
+@lru_cache(maxsize=MAPPED)
+def _parquet_file(path: Path, *state: int) -> Any:
+    return _parquet(f"data file {path}", path)
+
+
+@lru_cache(maxsize=MAPPED)
+def _group(path: Path, group: int, tops: tuple[str, ...], *state: int) -> Any:
+    table = _parquet_file(path, *state).read_row_group(group, columns=list(tops), use_threads=False)
+    return table.combine_chunks()
+
+
+def _inside(get: Callable[[int], Any], parts: np.ndarray, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield batches with the rows in them. A row may be in a later one than its own."""
+    for part in np.unique(parts).tolist():
+        number, left = part, rows[parts == part]
+        while len(left):
+            batch = get(number)
+            here = left < batch.num_rows
+            if here.any():
+                yield batch, left[here]
+            number, left = number + 1, left[~here] - batch.num_rows
+
+
+def _taken(
+    name: str, schema: Any, batches: Iterable[tuple[Any, np.ndarray]], columns: Columns, *, is_named: bool
+) -> list[Record] | None:
+    import pyarrow as pa
+
+    taken = list[Record]()
+    for batch, rows in batches:
+        there = batch.schema.names
+        tops = [there[position(name, there, setting, columns)] for setting in columns]
+        classes = [arrow_class_names(schema, column) if is_named else [] for column in columns.values()]
+        arrays = [batch.column(top).take(pa.array(rows)) for top in tops]
+        for row in _records(name, 1, arrays, tops, columns, classes):
+            if isinstance(row, RowError):
+                return None
+            taken.append(row)
+    return taken
+
+
 @lru_cache(maxsize=MAPPED)
 def _mapped(path: Path, part: Callable[[Any], Any], *state: int) -> Any:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as mapped:
         reader = _opened(part(mapped.read_buffer()))
-    return reader if hasattr(reader, "get_batch") else _Listed(reader.schema, list(reader))
+    if hasattr(reader, "get_batch") and reader.num_record_batches > FEW:
+        return reader
+    batches = [*_batches(reader)]
+    if part is not _all and sum(batch.nbytes for batch in batches) <= DECODED_BYTES:  # whose rows are counted as one
+        batches = pa.Table.from_batches(batches, reader.schema).combine_chunks().to_batches()
+    return _Listed(reader.schema, batches)
 
 
 class _Listed(NamedTuple):

@@ -10,9 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distcore import DataError
 from distcore_data.fetching import INDEX
-from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records, near_rows
+from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records, near_rows, take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import broken, need_pyarrow, reason
 from distcore_data.formats.places import START, Place
@@ -69,6 +71,16 @@ def read_litdata(folder: Path, columns: Columns, place: Place = START) -> Iterat
 def litdata_rows(folder: Path) -> list[int]:
     """Return the number of rows of each chunk."""
     return [chunk["chunk_size"] for chunk in _opened(folder)[0]]
+
+
+def take_litdata(folder: Path, columns: Columns, chunk_number: int, rows: np.ndarray) -> list[Record] | None:
+    """Return some rows of a chunk in the Arrow format, int64 ``(n,)``; ``None`` for others."""
+    chunks, config = _opened(folder)
+    chunk = _shard(folder, chunks[chunk_number], config)
+    if chunk.compression or not _ends_with_arrow(chunk.path):
+        return None
+    parts = np.zeros(len(rows), np.int64)
+    return take_arrow(f"data file {chunk.path}", chunk.path, columns, parts, rows, _in_arrow)
 
 
 def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distcore import DataError
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
 from distcore_data.formats.opening import reason
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.row_limit import most_bytes
 from distcore_data.formats.row_shards import (
     Shard,
     check_shards,
@@ -78,6 +82,31 @@ def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: in
             yield row_error(name, number, reason(error))
         else:
             yield tried(partial(record, name, number, row, columns))
+
+
+def take_mds(folder: Path, columns: Columns, shard_number: int, rows: np.ndarray) -> list[Record] | None:
+    """Return some rows of a shard, int64 ``(n,)``, each read alone; ``None`` if one cannot be read so."""
+    entry = _entries(folder)[shard_number]
+    shard, names, most = _shard(folder, entry), entry["column_names"], most_bytes()
+    name, sizes = f"data file {shard.path}", entry["column_sizes"]
+    if shard.compression:
+        return None
+    wanted = {names[position(name, names, setting, columns)] for setting in columns}
+    decode = decoders(name, dict(zip(names, entry["column_encodings"], strict=True)), sorted(wanted), DECODERS)
+    taken = list[Record]()
+    try:
+        with shard.path.open("rb", buffering=0) as file:
+            for row in rows.tolist():
+                start, end = struct.unpack("<II", os.pread(file.fileno(), 8, 4 + 4 * row))
+                content = os.pread(file.fileno(), min(max(end - start, 0), most), start)
+                if len(content) != end - start or start < 8 + 4 * shard.rows or end > shard.size:
+                    return None
+                values = zip(names, row_values(content, sizes), strict=True)
+                own = {column: decode[column](value) for column, value in values if column in wanted}
+                taken.append(record(name, row + 1, own, columns))
+    except (OSError, ValueError, struct.error, RowError):
+        return None
+    return taken
 
 
 def _entries(folder: Path) -> Sequence[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
 
 
 def read_tar(
-    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None
+    path: Path, columns: Columns, place: Place = START, wanted: Container[int] | None = None, file: Any = None
 ) -> Iterator[Record | RowError]:
     """Yield the rows of a tar file from ``place`` on, ``SKIPPED`` for those that are not ``wanted``.
 
+    ``file``: the open file, if there is one.
     A column is a member's extension, or a key in the member ``KEY.json``.
     """
     name, known = f"data file {path}", list[str]()
@@ -51,18 +53,20 @@ def read_tar(
         known.extend(() if known else row)
         return taken
 
-    for number, (key, members) in enumerate(_rows(path, name, columns, place, wanted), place.row + 1):  # noqa: B007  # read() reads all three
+    for number, (key, members) in enumerate(_rows(path, name, columns, place, wanted, file), place.row + 1):  # noqa: B007  # read() reads all three
         yield tried(read) if wanted is None or number - 1 in wanted else SKIPPED
 
 
 def _rows(
-    path: Path, name: str, columns: Columns, place: Place, numbers: Container[int] | None
+    path: Path, name: str, columns: Columns, place: Place, numbers: Container[int] | None, opened: Any
 ) -> Iterator[tuple[str, dict[str, Content]]]:
     """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
     wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
     number, last, row, most = place.row + 1, "", dict[str, Content](), most_bytes()
     try:
-        with opened_at(path, place) as file:
+        with opened_at(path, place) if opened is None else nullcontext(opened) as file:
+            if opened is not None:
+                file.seek(place.part)
             for member in tar_members(file):
                 key, extension = _parted(member.name)
                 if not key:

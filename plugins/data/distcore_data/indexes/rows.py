@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 from distcore import DataError
 from distcore_data.fetching import of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
-from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows
+from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
 from distcore_data.formats.arrow_rows import NEAR
-from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error
+from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error, until_cut
 from distcore_data.formats.csv_rows import csv_delimiter
 from distcore_data.formats.opening import extension
 from distcore_data.formats.places import START, Place
+from distcore_data.formats.tar_rows import read_tar
 from distcore_data.indexes.pieces import asked, copied, is_large, piece_places
 from distcore_data.indexes.workers import index_files
 from distcore_data.splits import Split
@@ -26,9 +28,9 @@ from distcore_data.splits import Split
 class IndexedRows:
     """The rows of files or of a split by number, from 0, as ``read_records`` counts them; none is in memory.
 
-    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet files with those
-    before it in its row group, or from a copy in the cache if a group is large, one of a compressed file with its zstd
-    frame or gzip member up to it.
+    A row of JSON lines, CSV, ``.txt`` and tar files is read with at most 31 others, one of Parquet files with its row
+    group, or from a copy in the cache if a group is large, one of a compressed file with its zstd frame or gzip member
+    up to it.
     """
 
     def __init__(self, source: Path | Split, columns: Columns, *, whole: bool = True) -> None:
@@ -108,17 +110,28 @@ class IndexedRows:
         copy = copied(part, self._large[part], asked(self._columns)) if part in self._large else None
         if copy:
             file, kind, places = copy, ".arrow", piece_places(int(self._ends[owner + 1] - self._ends[owner]))
+        taken = take_rows(file, self._columns, kind, places, numbers)
+        if taken is not None:
+            yield from taken
+            return
         begins = np.searchsorted(places[:, 0], numbers, "right") - 1
         anywhere = part in self._shards or kind == ".arrow"
-        for begin, ascending in _runs(begins.tolist(), numbers.tolist(), near=anywhere):
-            place = Place(*places[begin].tolist())
-            first = ascending[0] if anywhere else place.row
-            place = place._replace(inner=place.inner + first - place.row)
-            try:
-                rows = read_rows(file, self._columns, place, frozenset(ascending), kind)
-                yield from self._from(rows, first, ascending)
-            except DataError as error:
-                raise error if file == part else type(error)(str(error).replace(str(file), str(part))) from None
+        opened: Any = None
+        with ExitStack() as stack:
+            for begin, ascending in _runs(begins.tolist(), numbers.tolist(), near=anywhere):
+                place = Place(*places[begin].tolist())
+                first = ascending[0] if anywhere else place.row
+                place = place._replace(inner=place.inner + first - place.row)
+                try:
+                    wanted = frozenset(ascending)
+                    if kind == ".tar" and file.suffix.lower() == kind:
+                        opened = opened or stack.enter_context(file.open("rb"))
+                        rows = until_cut(read_tar(file, self._columns, place, wanted, opened))
+                    else:
+                        rows = read_rows(file, self._columns, place, wanted, kind)
+                    yield from self._from(rows, first, ascending)
+                except DataError as error:
+                    raise error if file == part else type(error)(str(error).replace(str(file), str(part))) from None
 
     def _from(self, rows: Iterator[Record | RowError], first: int, ascending: list[int]) -> Iterator[Record]:
         """Yield the rows ``ascending`` of ``rows``, which begin with row ``first``."""
