@@ -153,9 +153,23 @@ def read_arrow_file(
     """
     name = f"data file {path}"
     need_pyarrow(name)
-    if wanted is None:
+    if wanted is None or _is_cut(path):
         return _read_arrow(name, path, columns, place, "")
     return near_rows(name, path, columns, place)
+
+
+def _is_cut(path: Path) -> bool:
+    """Return True for a stream that ends before its end mark: it cannot be mapped as a whole."""
+    stat = path.stat()
+    return not _whole(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _whole(path: Path, *state: int) -> bool:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as mapped:
+        return is_whole(mapped.read_buffer())
 
 
 def _all(content: Any) -> Any:
