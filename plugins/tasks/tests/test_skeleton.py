@@ -29,28 +29,13 @@ OWN = {
     "token_classification": {"metrics"},
 }
 """Additional files of each task."""
+OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
-    "distillation": {
-        "rows",
-        "encode",
-        "dataset",
-        "prepare",
-        "streamed",
-        "embedded",
-        "unlabeled",
-    },  # text_classification's
+    "distillation": OF_ANOTHER,  # text_classification
     "image_classification": {"encode", "embedded", "streamed"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
-    "reward_model": {
-        "rows",
-        "encode",
-        "dataset",
-        "prepare",
-        "streamed",
-        "embedded",
-        "unlabeled",
-    },  # those of preference
+    "reward_model": OF_ANOTHER,  # preference
 }
 """Files of the skeleton that a task does not need."""
 

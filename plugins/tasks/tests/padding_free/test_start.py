@@ -142,6 +142,7 @@ def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
         choose_form(own, ONE, Problem(), Problem().prepare(own))
 
 
+@pytest.mark.filterwarnings("ignore:config key .packing. is deprecated")
 def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> None:
     assert RunConfig(padding_free=True).padding_free == "on"
     before = load_config(None, {"task": "causal-lm", "packing": False, "model": "gpt2-tiny"})
