@@ -32,5 +32,5 @@ def forward_of(rows: np.ndarray) -> Iterator[None]:
     """Compute rows, as the loop does."""
     masks = current_masks()
     assert masks is not None
-    with masks.forward_of(rows, torch.device("cpu")):
+    with masks.begin_rows(rows, torch.device("cpu")):
         yield

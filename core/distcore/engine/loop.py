@@ -135,7 +135,7 @@ def scaled_loss(
         run.tally.muted = micro.is_padding  # values that the task logs for padding do not count
         if isinstance(task_loss, SumOfRows):
             task_loss.rows = len(micro.indices)
-        by_row = masks.forward_of(micro.indices, run.world.device, batch) if masks else nullcontext()
+        by_row = masks.begin_rows(micro.indices, run.world.device, batch) if masks else nullcontext()
         with by_row, autocast:
             total, further = terms(task_loss(model, on_device(run, batch)))
         total = total * scale

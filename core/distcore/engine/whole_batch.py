@@ -47,7 +47,7 @@ def train_whole_batch(
         if len(micros) > 1:
             seed(run.world.device, (base_seed + number * 0x94D049BB133111EB) & (2**63 - 1))  # the same in both passes
         masks = current_masks()
-        by_row = masks.forward_of(micro.indices, run.world.device, batch) if masks else nullcontext()
+        by_row = masks.begin_rows(micro.indices, run.world.device, batch) if masks else nullcontext()
         with by_row, autocast:
             embeddings = task.embed(run.model, on_device(run, batch))
         if (rows := len(next(iter(embeddings.values())))) != len(micro.indices):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ POOL_VALUES = POOL + WIDEST
 """Values of the pool of one probability of dropout."""
 LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
+_NO_CONTEXT = nullcontext()
 Places = dict[tuple[int, ...], tuple[Tensor, Tensor]]
 """By shape, that of a joined sequence or a table of them: each token's row in the micro-batch and its place there."""
 Table = tuple[Tensor, Tensor] | None
@@ -63,25 +64,24 @@ class RowMasks:
         self.outside: str | None = None
         """Description of the model's random numbers that depend on ranks and micro-batches, if any."""
 
-    def begin_rows(self, rows: np.ndarray, device: torch.device, batch: object = None) -> None:
-        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; ``batch`` may say where their first tokens are."""
+    def begin_rows(
+        self, rows: np.ndarray, device: torch.device, batch: object = None
+    ) -> AbstractContextManager[object]:
+        """Begin a forward pass of dataset ``rows``, int64 ``(n,)``; return the context in which it runs.
+
+        ``batch`` may say where their first tokens are. Of the first forward pass of a run one line says which random
+        numbers of the model are not by row.
+        """
         seen = batch.get("attention_mask") if isinstance(batch, dict) else None
         self._firsts = None
         if isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all()):  # it has padding at the left
             self._firsts = seen.ne(0).int().argmax(1).to(device)
         self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
         self._parts = {}
+        return self._noticing_draws() if self.is_new else _NO_CONTEXT
 
     @contextmanager
-    def forward_of(self, rows: np.ndarray, device: torch.device, batch: object = None) -> Iterator[None]:
-        """Compute dataset ``rows`` inside the ``with`` block; see ``begin_rows``.
-
-        Of the first forward pass of a run one line says which random numbers of the model are not by row.
-        """
-        self.begin_rows(rows, device, batch)
-        if not self.is_new:
-            yield
-            return
+    def _noticing_draws(self) -> Iterator[None]:
         self.is_new, before = False, _other_generators()
         with CountsDraws() as draws:  # type: ignore[no-untyped-call]
             yield
