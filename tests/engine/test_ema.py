@@ -22,6 +22,8 @@ from distcore.plugin.strategy.contract import Run, World
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 
+pytestmark = pytest.mark.programs
+
 STEPS, DECAY = 8, 0.6
 
 

@@ -17,7 +17,7 @@ from distcore import RunConfig, dump_config
 from distcore.cli.main import main
 from distcore.files import hold
 
-pytestmark = pytest.mark.needs("distcore-tasks", "distcore-workbench")
+pytestmark = [pytest.mark.needs("distcore-tasks", "distcore-workbench"), pytest.mark.programs]
 TINY = "--model bert-tiny --max-seq-len 16 --device cpu --strategy single"
 JOB = f"train --data rows.json {TINY}"
 

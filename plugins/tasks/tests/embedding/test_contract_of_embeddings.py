@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from distcore.testing import TaskContract
+
+pytestmark = pytest.mark.programs
 
 SMALL = {
     "task_options.data": str(Path(__file__).with_name("triplets.jsonl")),

@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from distcore.testing import TaskContract
+
+pytestmark = pytest.mark.programs
 
 
 class TestMaskedLM(TaskContract):

@@ -17,6 +17,8 @@ from distcore.testing.reference import apart
 from distcore_tasks.distillation.task import Distillation
 from distcore_tasks.preference.task import Preference
 
+pytestmark = pytest.mark.programs
+
 TESTS = Path(__file__).parents[1]
 OPTIONS: dict[str, dict[str, Any]] = {
     "Distils": {"data": str(TESTS / "text_classification/rows.json"), "tokenizer": {"vocab_size": 200}},
