@@ -2,9 +2,9 @@
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
 ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``, ``.commands`` and ``.kits``; a user types the name
-of an entry point. Those of ``.checkpoints`` are asked in turn. ``distcore.default_task`` has one entry point, the task
-of a config without a task; ``distcore.default_extensions`` has those of ``distcore.extensions`` that are on unless a
-config says false.
+of an entry point. Those of ``.checkpoints`` are asked in turn; ``.adapters`` has ``lora``. ``distcore.default_task`` has
+one entry point, the task of a config without a task; ``distcore.default_extensions`` has those of
+``distcore.extensions`` that are on unless a config says false.
 ``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions in addition to the core's (empty: no others).
 ``-p no:NAME`` blocks a name or a distribution. Both take effect before any import.
 """
@@ -33,7 +33,7 @@ KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
     "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
     "default_task": "default task", "default_extensions": "default extension", "exports": "exporter",
-    "readers": "reader of rows", "kits": "kit of laws", "checkpoints": "reader of checkpoints",
+    "readers": "reader of rows", "kits": "kit of laws", "checkpoints": "reader of checkpoints", "adapters": "adapter",
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
@@ -42,6 +42,7 @@ ELSEWHERE = {
         ("check", "checkpoint", "compare", "new", "plan", "report", "strategies", "tasks", "tune", "watch"), "workbench"
     )
     | {"index": "data", "migrate": "migrate"},
+    "adapters": {"lora": "lora"},
     "exports": {"huggingface": "tasks"},
     "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")

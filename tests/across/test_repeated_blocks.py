@@ -114,10 +114,10 @@ def test_layer_decay(make: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize("make", [bert, llama, gpt2], ids=lambda make: make.__name__)
 def test_an_adapter_leaves_the_blocks_where_they_are(make: Callable[[], nn.Module]) -> None:
     pytest.importorskip("peft")
-    from distcore.model.lora import adapt
+    from distcore_lora.adapter import inject
 
     model = make()
-    adapt(RunConfig(lora=LoRA(rank=2, alpha=4)), model, None)
+    inject(RunConfig(lora=LoRA(rank=2, alpha=4)), model, None)
     assert list(repeated_blocks(model)) == BLOCKS[make]
 
 

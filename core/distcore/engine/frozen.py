@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from distcore.config import RunConfig
 from distcore.engine.precision import autocast_for
+from distcore.model.adapters import adapter_of
 from distcore.model.lora_base import named_by_content
 from distcore.model.model_source import base_source, source_of
 from distcore.plugin.strategy.contract import BaseModelRef, ModelSource, Run
@@ -68,22 +68,7 @@ def _without_adapter(run: Run, *given: Any, **named: Any) -> Any:
     was_training = run.model.training
     run.model.eval()
     try:
-        with _adapter_off(run.module):
+        with adapter_of(run.config).off(run.module):
             return run.model(*given, **named)
     finally:
         run.model.train(was_training)
-
-
-@contextmanager
-def _adapter_off(module: nn.Module) -> Iterator[None]:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import ModulesToSaveWrapper
-
-    layers: list[Any] = [part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)]
-    for layer in layers:
-        layer._disable_adapters = True  # enable_adapters() would freeze their parameters, too, which strategies saw
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False

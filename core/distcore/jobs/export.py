@@ -20,6 +20,7 @@ from distcore.checkpoint.surroundings import check_task_files
 from distcore.config import RunConfig
 from distcore.engine.precision import DTYPES
 from distcore.errors import CheckpointError
+from distcore.model.adapters import adapter_of
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
 from distcore.resolve import tasks
@@ -81,9 +82,11 @@ def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | N
     task = tasks.of(config, task_name)
     check_task_files(path, job_state)
     data = task.data_of(path, config)
-    module = model_source(tasks.with_whole_base(config), task, data).build()
+    module = model_source(config, task, data).build()
     check_base(base_of(config, task, module), job_state, path)
     fill(module, checkpoint)
+    if config.lora.rank is not None:
+        adapter_of(config).widen(module)
     return TrainedModel(
         module=module,
         config=config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,9 @@ from torch import nn
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, MetaModelError, ModelError
 from distcore.launchers.processes.failures import one_line
+from distcore.model.adapters import adapter_of
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
-from distcore.model.lora import adapt
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
 from distcore.plugin.strategy.capabilities import ChecksModel
@@ -34,8 +34,10 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     if config.lora.rank is None:
         return base
 
-    def inject(module: nn.Module) -> dict[str, str]:
-        return adapt(config, module, base.folder)
+    adapter = adapter_of(config)
+
+    def inject(module: nn.Module) -> Mapping[str, str]:
+        return adapter.inject(config, module, base.folder)
 
     def build_adapted(build: Callable[[], nn.Module]) -> nn.Module:
         module = build()

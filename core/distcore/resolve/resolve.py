@@ -14,8 +14,8 @@ from distcore.config import RunConfig, is_open, with_changes
 from distcore.distributed.arithmetic import check_arithmetic
 from distcore.distributed.devices import has_fast_bf16, resolve_device
 from distcore.errors import CheckpointError, ConfigError, nearest
+from distcore.model import adapters
 from distcore.model.compiling import compile_mode
-from distcore.model.lora import resolve_alpha
 from distcore.model.optim import check_freeze, check_schedule, optimizer_options
 from distcore.plugin.strategy.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.task.bound import BoundTask
@@ -85,12 +85,12 @@ def resolve(
     check_arithmetic(placed)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
     check_micro_batch_size(placed, data_shards(placed, declared, ranks))
+    decided |= adapters.resolved(placed)
     decided |= {
         "micro_batch_tokens": micro_batch_tokens(placed),
         "loader.length_grouping": length_grouping(placed, trained),
         "loader.forward_tokens": forward_tokens(placed, declared),
         "lr": _learning_rate(placed, trained),
-        "lora.alpha": resolve_alpha(placed),
         "checkpoints.best": _chosen_metric(placed, trained),
         "out": placed.out or new_run_folder(placed),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distcore import registry
-from distcore.config import GIVEN, RunConfig, with_changes
+from distcore.config import GIVEN, RunConfig
 from distcore.errors import ConfigError, StrategyError
 from distcore.plugin.options import build, values_of
 from distcore.plugin.task.bound import BoundTask
@@ -26,11 +26,6 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
         )
     task: Task = build("task", name, registry.load("tasks", name), config.task_options)
     return BoundTask.of(task)
-
-
-def with_whole_base(config: RunConfig) -> RunConfig:
-    """Return the config of a run whose adapter is to be merged: a merge into 16-bit weights would round them."""
-    return with_changes(config, {"lora.base": "fp32"})
 
 
 def check_name(trained: str, name: str | None) -> None:

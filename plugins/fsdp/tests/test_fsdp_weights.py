@@ -28,10 +28,10 @@ from transformers import (
 from transformers.utils import logging
 
 from distcore import ModelSource, RankInfo, Run, RunConfig, World, defaults, launch, train
-from distcore.model.lora import adapt
 from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.strategy import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
+from distcore_lora.adapter import inject
 
 SEED = 3
 SMALL: dict[str, Any] = {
@@ -66,7 +66,7 @@ def with_lora(base):
     config = RunConfig(seed=SEED, lora={"rank": 3, "alpha": 6})
 
     def put_in(model):
-        return adapt(config, model, base.folder)
+        return inject(config, model, base.folder)
 
     def build():
         model = base.build()

@@ -240,7 +240,7 @@ class ModelSource:
     """
     base: ModelSource | None = None
     """How to build the model without its adapter; ``None`` if the run trains no adapter."""
-    adapt: Callable[[nn.Module], dict[str, str]] | None = None
+    adapt: Callable[[nn.Module], Mapping[str, str]] | None = None
     """Inject the adapter into a whole model or a meta model of ``base``, in place.
 
     Returns a map from each base parameter's new name to its old one. A trained copy maps to the parameter it was copied

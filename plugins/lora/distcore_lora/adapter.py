@@ -10,20 +10,19 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from distcore.config import LoRA, RunConfig
-from distcore.errors import ConfigError
-from distcore.model.stored_base import store
-from distcore.model.transformers_log import silence_transformers
+from distcore import ConfigError, RunConfig, silence_transformers
+from distcore_lora.stored_base import store, widen
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+__all__ = ["inject", "off", "resolve", "widen"]
 
 ADAPTER = "default"
 """peft's name of the adapter, which is also part of its parameters' names."""
@@ -40,19 +39,12 @@ TASK_TYPES = {
 """peft's task type by the end of a transformers class name; other classes have none."""
 
 
-def resolve_alpha(config: RunConfig) -> float | str:
-    """Return ``lora.alpha``, with 'auto' resolved if the run trains an adapter.
+def resolve(config: RunConfig) -> dict[str, Any]:
+    """Return ``lora.alpha``, with 'auto' resolved.
 
-    Raises ConfigError if LoRA cannot be used as the config has it, or peft is missing.
+    Raises ConfigError if LoRA cannot be used as the config has it.
     """
     lora = config.lora
-    if lora.rank is None:
-        if changed := sorted(name for name, value in lora if value != getattr(LoRA(), name)):
-            value = getattr(lora, changed[0])
-            raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=NAME")
-        return lora.alpha
-    if find_spec("peft") is None:
-        raise ConfigError(f"lora.rank = {lora.rank}: needs peft, which is not installed: pip install peft")
     if not lora.targets:
         raise ConfigError("lora.targets = []: names no layer; leave it out for every linear layer")
     if isinstance(lora.targets, str) and lora.targets != ALL_LINEAR:
@@ -60,10 +52,11 @@ def resolve_alpha(config: RunConfig) -> float | str:
             re.compile(lora.targets)
         except re.error as error:
             raise ConfigError(f"lora.targets = {lora.targets!r}: not a regular expression: {error}") from None
-    return 2.0 * lora.rank if lora.alpha == "auto" else lora.alpha
+    assert lora.rank is not None  # there is no adapter without it
+    return {"lora.alpha": 2.0 * lora.rank if lora.alpha == "auto" else lora.alpha}
 
 
-def adapt(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, str]:
+def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, str]:
     """Inject the adapter of ``config`` into ``module``, in place, and freeze the other parameters.
 
     ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's weights, if any.
@@ -92,7 +85,7 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
             f"lora.rank = {lora.rank}: the model of task {config.task!r} is a {kind}, not one of transformers; train "
             "it without LoRA, or take another --model"
         )
-    _check_targets(lora, module)
+    _check_targets(config, module)
     import peft
 
     build: Any = peft.LoraConfig  # typed for an integer alpha, but takes a float
@@ -117,7 +110,24 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
             yield path, wrapper.modules_to_save[ADAPTER], wrapper.original_module
 
 
-def _check_targets(lora: LoRA, module: nn.Module) -> None:
+@contextmanager
+def off(module: nn.Module) -> Iterator[None]:
+    """Return a context in which ``module`` answers as its base does."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    layers: list[Any] = [part for part in module.modules() if isinstance(part, BaseTunerLayer | ModulesToSaveWrapper)]
+    for layer in layers:
+        layer._disable_adapters = True  # enable_adapters() would freeze their parameters, too, which strategies saw
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def _check_targets(config: RunConfig, module: nn.Module) -> None:
+    lora = config.lora
     names = [name for name, _ in module.named_modules()]
     if isinstance(lora.targets, str):
         if lora.targets != ALL_LINEAR and not any(re.fullmatch(lora.targets, name) for name in names):

@@ -18,10 +18,10 @@ from distcore import RunConfig, train
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.errors import ConfigError
-from distcore.model.lora import adapt
 from distcore.model.model_source import model_source
-from distcore.model.stored_base import MODEL_TYPES, StoredEmbedding, StoredLinear
 from distcore.resolve.resolve import resolve
+from distcore_lora.adapter import inject
+from distcore_lora.stored_base import MODEL_TYPES, StoredEmbedding, StoredLinear
 
 pytestmark = pytest.mark.programs
 
@@ -51,7 +51,7 @@ def adapted(folder: Path, base: str, kind: str, **changes: Any) -> Any:
     """The model of ``folder``, in fp32, with an adapter that does something."""
     loader: Any = transformers.AutoModelForMaskedLM if kind in ENCODERS else transformers.AutoModelForCausalLM
     model = loader.from_pretrained(folder).float().eval()
-    adapt(RunConfig(**{"lora": {"rank": 2, "alpha": 4.0, "base": base}, "seed": 0} | changes), model, folder)
+    inject(RunConfig(**{"lora": {"rank": 2, "alpha": 4.0, "base": base}, "seed": 0} | changes), model, folder)
     torch.manual_seed(1)
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distcore.config import RunConfig
-from distcore.errors import ConfigError
+from distcore import ConfigError, RunConfig
 
 MODEL_TYPES = ("bert", "distilbert", "electra", "gemma", "llama", "mistral", "qwen2", "qwen3", "roberta", "xlm-roberta")
 """Model types whose code reads no dtype of a weight. A test compares each of them with a base in fp32."""
@@ -37,6 +36,15 @@ def store(config: RunConfig, module: nn.Module, folder: Path | None) -> None:
     [dtype] = dtypes
     if dtype in DTYPES:
         _narrow(module, DTYPES[dtype])
+
+
+def widen(module: nn.Module) -> None:
+    """Turn the layers that ``store`` has kept into plain ones in fp32, in place."""
+    part: Any
+    for part in module.modules():
+        if type(part) in PLAIN:
+            part.__class__ = PLAIN[type(part)]
+            part.weight.data = part.weight.data.float()
 
 
 def _why_not(config: RunConfig, module: Any, folder: Path | None, dtypes: set[str]) -> str:
@@ -113,3 +121,4 @@ class StoredEmbedding(nn.Embedding):
 
 
 STORED: dict[type, type] = {nn.Linear: StoredLinear, nn.Embedding: StoredEmbedding}
+PLAIN = {stored: plain for plain, stored in STORED.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from distcore import ConfigError, RunConfig
+from distcore import ConfigError, RunConfig, registry
 from distcore.cli.main import main
-from distcore.model.lora import adapt
 from distcore.model.lora_base import base_of
 from distcore.testing.problem import Classifier, Problem
+from distcore_lora.adapter import inject
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -48,7 +51,7 @@ def config(**lora: Any) -> RunConfig:
 
 
 def adapted(model: nn.Module, folder: Path | None = None, **lora: Any) -> nn.Module:
-    adapt(config(**lora), model, folder)
+    inject(config(**lora), model, folder)
     return model
 
 
@@ -133,7 +136,7 @@ def test_a_meta_model_gets_the_same_adapter_as_the_whole_model(tmp_path: Path) -
     torch.manual_seed(9)  # what was drawn before says nothing of the adapter
     whole = BertForSequenceClassification(BERT)
     before = dict(whole.named_parameters())
-    names, others = adapt(config(), whole, tmp_path), adapt(config(), meta_model, tmp_path)
+    names, others = inject(config(), whole, tmp_path), inject(config(), meta_model, tmp_path)
     mine, theirs = dict(whole.named_parameters()), dict(meta_model.named_parameters())
     assert list(mine) == list(theirs)
     assert names == others
@@ -219,9 +222,18 @@ def test_the_dry_run_shows_alpha_filled_in(work_folder: Path, capfd: pytest.Capt
 
 
 @pytest.mark.needs("distcore-tasks")
-def test_without_peft_the_line_says_what_to_install(
+def test_without_the_distribution_the_line_says_what_to_install(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("distcore.model.lora.find_spec", lambda name: None)
-    assert main(["train", "--data", "rows.json", "--model", "bert-tiny", "--lora", "4", "--out", "run"]) == 2
-    assert "needs peft, which is not installed: pip install peft" in capfd.readouterr().err
+    job = ["train", "--data", "rows.json", "--model", "bert-tiny", "--lora", "4", "--out", "run"]
+    assert main(["-p", "no:lora", *job]) == 2
+    assert "error: lora.rank = 4: adapter 'lora' is installed but blocked" in capfd.readouterr().err
+    monkeypatch.setattr(registry, "all_offers", partial(_without, registry.all_offers, "lora"))
+    assert main(job) == 2
+    line = f"no adapter named 'lora' (installed: none). Install it with: {registry.how_to_install('distcore-lora')}"
+    assert line in capfd.readouterr().err
+    assert not Path("run").exists()
+
+
+def _without(all_offers: Callable[[str], list[EntryPoint]], name: str, group: str) -> list[EntryPoint]:
+    return [entry for entry in all_offers(group) if entry.name != name]
