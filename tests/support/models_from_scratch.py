@@ -1,15 +1,17 @@
-"""Models with random weights, and how a run builds them, for tests of strategies that build them part by part."""
+"""Small models, and how a run builds them from scratch or from files, for tests of strategies that do it in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from distcore.config import RunConfig
-from distcore.model.model_source import base_source
+from distcore.model.model_source import base_source, model_source
 from distcore.plugin.strategy.contract import ModelSource
 from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
@@ -19,6 +21,15 @@ def from_scratch(make: Callable[[], nn.Module], seed: int) -> ModelSource:
     """Return how a run builds the model that ``make`` returns, whole or not, with random weights under ``seed``."""
     config, task = RunConfig(seed=seed), _Made(make=make)
     return base_source(config, task, task.prepare(config))
+
+
+def from_files(folder: Path, auto: Any, seed: int, lora: int | None = None, **shape: Any) -> ModelSource:
+    """Return how a run builds the model of ``folder`` by the class ``auto``, with an adapter of rank ``lora``.
+
+    ``shape`` has fields of the model's config, such as another number of classes.
+    """
+    config, task = RunConfig(seed=seed, lora={"rank": lora, "alpha": 6}), _Saved(folder=folder, auto=auto, shape=shape)
+    return model_source(config, task, task.prepare(config))
 
 
 def small_models(vocab_size: int) -> dict[str, Callable[[], nn.Module]]:
@@ -56,3 +67,21 @@ class _Made(Problem):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         return self.make()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved(Problem):
+    folder: Path
+    auto: Any
+    shape: dict[str, Any]
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        from transformers import AutoConfig
+
+        shape = AutoConfig.from_pretrained(self.folder, **self.shape)
+        if torch.get_default_device().type == "meta":
+            return self.auto.from_config(shape)  # type: ignore[no-any-return]
+        return self.auto.from_pretrained(self.folder, config=shape, ignore_mismatched_sizes=True).float()  # type: ignore[no-any-return]
+
+    def weights_folder(self, config: RunConfig) -> Path:
+        return self.folder

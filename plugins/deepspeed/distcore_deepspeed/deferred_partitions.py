@@ -1,4 +1,4 @@
-"""Stage 3 for a model with random weights: each parameter is partitioned as it is drawn, so no rank builds it whole."""
+"""Stage 3 for a model without storage: a rank partitions each parameter as it reads or draws it, never the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ so ranks took up to half more memory than their partitions.
 
 
 def can_partition(user: UserConfig) -> bool:
-    """Return True if the model can be partitioned as it is drawn: at stage 3, in memory, and over all ranks."""
+    """Return True if the model can be partitioned as it is read: at stage 3, in memory, and over all ranks."""
     return user.stage == 3 and user.keeps_masters and user.get(f"{ZERO}.mics_shard_size") is None
 
 
@@ -51,18 +51,20 @@ class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
         super().__init__(module=model, config_dict_or_path=tree)
 
     def _convert_to_zero_parameters(self, param_list: Iterable[nn.Parameter]) -> None:
-        """Convert all parameters in the order in which they are drawn, which is the same on every rank."""
+        """Convert all parameters in the order of the stream, which is the same on every rank."""
         own: dict[str, Any] = dict(self.module.named_parameters())
         for name, drawn in self._values(lambda name: self._interval(own[name].numel())):
             parameter, (start, count) = own[name], self._interval(own[name].numel())
+            # In fp32 a frozen base keeps its own dtype, which may have 16 bits. Else DeepSpeed casts all parameters.
+            dtype = parameter.dtype if self.dtype == torch.float32 else self.dtype
             # Only the pages of the partition are written, so on a CPU the rest takes no memory.
-            whole = torch.empty(parameter.shape, dtype=self.dtype, device=self.local_device)
+            whole = torch.empty(parameter.shape, dtype=dtype, device=self.local_device)
             whole.view(-1)[start : start + count] = drawn
             filled = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            if self.dtype != torch.float32:
-                self.exact[name] = drawn.clone()
-            del drawn, whole, filled  # before DeepSpeed copies the partition, and before the next one is drawn
+            if self.dtype != torch.float32 and parameter.requires_grad:
+                self.exact[name] = drawn.to(torch.float32, copy=True)
+            del drawn, whole, filled  # before DeepSpeed copies the partition, and before the next one comes
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
 

@@ -46,7 +46,7 @@ from distcore_deepspeed.tracing import traced_engine
 log = logging.getLogger("distcore")
 UNUSED = "an unused parameter gets a zero gradient, so weight decay changes it"
 GATHERS = "gathers weights inside of every layer at stage 3"
-WHOLE = "at stage 3 every rank builds a model whole, unless it starts from random weights that can be drawn in parts"
+WHOLE = "at stage 3 a rank builds a model whole if its weights can be neither read nor drawn in parts"
 FP32_ONLY = "stage 0 is for fp32 only; use stage 1 for bf16"
 
 
@@ -126,7 +126,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if its random weights can be drawn in partitions, else a whole model."""
+        """Return the model on the meta device if its weights can be read or drawn in partitions, else a whole model."""
         return build_in_parts(source, "deepspeed", source.replay if can_partition(self.user_config) else None)
 
     @hookimpl

@@ -1,15 +1,17 @@
-"""At stage 3 a model from scratch never exists whole on a rank, and starts with the weights of one process."""
+"""At stage 3 a model, from scratch or from files, never exists whole on a rank, and starts as in one process."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from models_from_scratch import from_scratch, small_models
+from models_from_scratch import from_files, from_scratch, small_models
 from torch import nn
+from transformers import AutoModelForSequenceClassification
 
 from distcore import RankInfo, Run, RunConfig, World, launch
 from distcore_deepspeed.checkpoint import parts
@@ -20,16 +22,27 @@ pytestmark = pytest.mark.ranks
 SEED = 3
 LARGE = small_models(vocab_size=5001)["llama"]  # drawn in blocks, cut within one
 MODELS: dict[str, Callable[[], nn.Module]] = small_models(vocab_size=65) | {"large": LARGE}
-CASES = [(name, precision, trains) for name in MODELS for precision in ("fp32", "bf16") for trains in (True, False)]
+FILES = {"files": None, "adapter on files": 3}
+"""Sources of a model that is saved in bf16, to the rank of their adapter."""
+CASES = [
+    (name, precision, trains)
+    for name in (*MODELS, *FILES)
+    for precision in ("fp32", "bf16")
+    for trains in (True, False)
+]
 
 
-def started(world: World, name: str, precision: str, trains: bool) -> tuple[bool, list[str]]:
+def started(world: World, folder: Path, name: str, precision: str, trains: bool) -> tuple[bool, list[str]]:
     """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
-    strategy, origin = DeepSpeedStrategy(stage=3), from_scratch(MODELS[name], SEED)
+    strategy = DeepSpeedStrategy(stage=3)
+    if name in FILES:
+        origin = from_files(folder, AutoModelForSequenceClassification, SEED, FILES[name], num_labels=5)
+    else:
+        origin = from_scratch(MODELS[name], SEED)
     config = RunConfig(device="cpu", seed=SEED, nproc=2, precision=precision, global_batch_size=2, micro_batch_size=1)
     built = strategy.build_model(config, world, origin)
     model = built.model
-    was_whole = not all(parameter.is_meta for parameter in model.parameters())
+    was_whole = not any(parameter.is_meta for parameter in model.parameters())  # an adapter has its values at once
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     run = Run(
         config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=1,
@@ -38,9 +51,9 @@ def started(world: World, name: str, precision: str, trains: bool) -> tuple[bool
     prepared = strategy.wrap_model(run, model, torch_adamw if trains else None)
     whole = origin.build()
     wrong = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for parameter in model.parameters():
         wanted = whole.get_parameter(names[id(parameter)]).detach().flatten()
+        dtype = torch.bfloat16 if precision == "bf16" else wanted.dtype
         held = cast("Any", parameter).ds_tensor
         own = wanted[world.rank * len(held) :][: len(held)]
         if held.dtype != dtype or not torch.equal(held[: len(own)], own.to(dtype)):
@@ -61,18 +74,21 @@ def torch_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters())
 
 
-def starts() -> dict[tuple[str, str, bool], tuple[bool, list[str]]]:
+def starts(folder: Path) -> dict[tuple[str, str, bool], tuple[bool, list[str]]]:
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy = DeepSpeedStrategy(stage=3)
     world = strategy.setup(RunConfig(device="cpu"), rank_info)
-    outcomes = {case: started(world, *case) for case in CASES}
+    outcomes = {case: started(world, folder, *case) for case in CASES}
     strategy.teardown(world)
     return outcomes
 
 
 @pytest.fixture(scope="module")
-def by_rank() -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
-    return list(launch(starts, nproc=2))
+def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
+    folder = tmp_path_factory.mktemp("model")
+    saved: Any = MODELS["bert"]().bfloat16()
+    saved.save_pretrained(folder)
+    return list(launch(starts, folder, nproc=2))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -37,13 +36,13 @@ from distcore import (
     WeightStream,
     World,
     build_in_parts,
+    dtensors,
     hookimpl,
     join_process_group,
     return_large_blocks,
 )
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
 from distcore_fsdp.units import Wrap, checkpoint_activations, describe_units, find_units
-from distcore_fsdp.weights import Weights, build_without_storage, has_safetensors, materialize, replay
 
 log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
@@ -118,7 +117,7 @@ class FSDPStrategy:
             compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
             forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
             limits=(
-                "a rank builds the model whole, unless it reads safetensors files or can draw random weights in parts",
+                "a rank builds a model whole if its weights can be neither read nor drawn in parts",
                 "reduce_dtype=precision rounds gradients",
                 "a parameter without dimensions cannot be sharded",
             ),
@@ -166,17 +165,13 @@ class FSDPStrategy:
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if it can be loaded or drawn shard by shard, else a whole one."""
-        folder = (source.base or source).folder
-        from_files = None
-        if folder and has_safetensors(folder):
-            from_files = partial(build_without_storage, source, folder, config.seed)
-        return build_in_parts(source, "fsdp", source.replay or from_files)
+        """Return the model on the meta device if it can be read or drawn shard by shard, else a whole one."""
+        return build_in_parts(source, "fsdp", source.replay)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Shard the units, then the root. Load the shards if the model has no storage yet."""
-        weights: Weights | WeightStream | None = run.strategy_state
+        values: WeightStream | None = run.strategy_state
         units = find_units(model, self.wrap)
         log.info("fsdp: %s", describe_units(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
@@ -185,10 +180,9 @@ class FSDPStrategy:
         root = fully_shard(model, **options)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
-        if isinstance(weights, Weights):
-            materialize(model, weights, run.world.device, self.cpu_offload)
-        elif weights is not None:
-            replay(model, weights, run.world.device, self.cpu_offload)
+        if values is not None:
+            self._allocate(model, run.world.device)
+            dtensors.replay(model, values)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             checkpoint_activations(units.values())
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
@@ -204,6 +198,13 @@ class FSDPStrategy:
             if self._reshard_options():  # gather parameters once per step, not once per micro-batch
                 root.set_reshard_after_backward(last)
         return _NO_CONTEXT
+
+    def _allocate(self, model: nn.Module, device: torch.device) -> None:
+        """Give the shards memory, which may be main memory, and buffers that of the device, where they are used."""
+        dtensors.allocate(model, torch.device("cpu") if self.cpu_offload else device)
+        for name, buffer in list(model.named_buffers()):
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, buffer.to(device))
 
     def _mesh(self, world: World) -> DeviceMesh:
         kind, shard = world.device.type, self._shard_size(world.size)

@@ -85,7 +85,7 @@ class MeshStrategy(MeshOptions):
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # as measured for fsdp
             limits=(
-                "every rank builds a model whole, unless it starts from random weights that can be drawn in parts",
+                "a rank builds a model whole if its weights can be neither read nor drawn in parts",
                 "tp needs a plan of the layers to split; LoRA needs tp = 1",
                 "with pp, or dropout_masks=rank, the ranks of a group draw the same dropout masks for their parts",
                 "cp supports decoders of a few model types; with cp or pp a model cannot generate text",
@@ -125,7 +125,7 @@ class MeshStrategy(MeshOptions):
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if its random weights can be drawn one by one, else a whole model."""
+        """Return the model on the meta device if its weights can be read or drawn one by one, else a whole model."""
         return build_in_parts(source, "mesh", source.replay)
 
     @hookimpl

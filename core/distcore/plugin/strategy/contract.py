@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LocalRange = Callable[[str], tuple[int, int]]
 """Maps a parameter's name to the elements that this rank needs: index of the first in the flattened one, and count."""
 WeightStream = Callable[[LocalRange], Iterator[tuple[str, "Tensor"]]]
-"""Yields each parameter's name and the elements of ``LocalRange``, flattened, on the CPU.
+"""Yields each parameter's name and the elements of ``LocalRange``, flattened, on the CPU, in the dtype of its source.
 
 Every rank gets all parameters in the same order, even one without elements for this rank. A tied parameter comes once,
 by its first name.
@@ -249,8 +249,8 @@ class ModelSource:
     replay: Callable[[], tuple[nn.Module, WeightStream]] | None = None
     """Build the meta model with values in its buffers; return it, and a stream of its parameters' values.
 
-    Each parameter is drawn in turn, bit for bit as by ``build``, so that no rank holds the whole model. Raises
-    MetaModelError, with the reason, if that is impossible. ``None`` if weights are not random.
+    Each parameter is read or drawn in turn, bit for bit as by ``build``, so that no rank holds the whole model. Raises
+    MetaModelError, with the reason, if that is impossible. ``None`` if the base of an adapter is known by its values.
     """
 
 

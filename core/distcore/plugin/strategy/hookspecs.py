@@ -72,10 +72,9 @@ class Operations:
         """Return the model before it is wrapped; once per model, after ``setup``.
 
         The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
-        sharding strategy takes ``source.meta_model()``, which has no storage, and reads its own part from
-        ``source.folder`` in ``wrap_model``. For random weights it takes ``source.replay()``. If that raises
-        MetaModelError, it builds the whole model. A ``BuiltModel`` hands state to ``wrap_model``, as
-        ``run.strategy_state``. Serves law 2.
+        sharding strategy takes ``source.replay()``: a model without storage, and a stream of its values, of which
+        ``wrap_model`` takes the rank's own part. If that raises MetaModelError, it builds the whole model. A
+        ``BuiltModel`` hands state to ``wrap_model``, as ``run.strategy_state``. Serves law 2.
 
         Example::
 

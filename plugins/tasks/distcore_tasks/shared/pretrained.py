@@ -166,7 +166,7 @@ def class_fields(classes: Sequence[str]) -> dict[str, Any]:
 
 
 def load_model(kind: str, name: str, folder: Path, dropout: float | None, **settings: Any) -> nn.Module:
-    """Load the folder's model in fp32. Under torch's meta device, no weights are read.
+    """Load the folder's model in fp32. Under torch's meta device, no weights are read; dtypes are those of the files.
 
     ``kind``: the loading class of transformers, such as ``AutoModelForCausalLM``. ``settings``: fields of the model's
     config, such as ``class_fields``. Raises ModelError, one line.
@@ -189,7 +189,7 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             with torch.device("cpu"):
                 _, report = loader.from_pretrained(folder, **settings, device_map="meta", output_loading_info=True)
             check_matched(name, meta_model, report)
-            return meta_model.float()
+            return meta_model
         model, report = loader.from_pretrained(folder, **settings, output_loading_info=True)
         check_matched(name, model, report)
     whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distcore import ModelError
+from distcore import ModelError, RunConfig
+from distcore.model.model_source import source_of
 from distcore_tasks.shared.matched_weights import _say_once
 from distcore_tasks.shared.pretrained import load_model
 
@@ -55,15 +56,15 @@ def test_weights_that_no_file_has_are_refused_by_name(
         load(folder, device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_weights_of_16_bits_make_a_model_in_fp32(folder: Path, device: str) -> None:
+def test_weights_of_16_bits_make_a_model_in_fp32_whole_or_slice_by_slice(folder: Path) -> None:
     file = folder / "model.safetensors"
     save_file({name: value.bfloat16() for name, value in load_file(file).items()}, file, {"format": "pt"})
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
-    with torch.device(device):
-        model = load_model(CLASSIFIER, "mine", folder, None, num_labels=3)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    source = source_of(RunConfig(), lambda: load_model(CLASSIFIER, "mine", folder, None, num_labels=3), folder)
+    assert source.replay is not None
+    for model in (source.build(), source.meta_model(), source.replay()[0]):
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -1,4 +1,4 @@
-"""Load a model shard by shard from safetensors files, so that no rank ever holds the whole model.
+"""Read a model slice by slice from safetensors files, so that no rank ever holds the whole model.
 
 The model starts on the meta device, without storage. The result equals an ordinary load bit for bit. If that cannot be
 promised, ``find_weights`` raises NotSliceable with the reason, and every rank builds the whole model instead.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
@@ -19,7 +19,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore import MetaModelError, ModelSource, WeightStream, dtensors
+from distcore.errors import MetaModelError
+from distcore.plugin.strategy.contract import LocalRange, WeightStream
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -29,7 +30,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 
 
 class NotSliceable(MetaModelError):
-    """The model cannot be loaded shard by shard; the message is the reason."""
+    """The model cannot be read slice by slice; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,34 +43,38 @@ class Weights:
     """Tensors that no file holds, such as a new head or a buffer that is not saved; whole, on the CPU."""
 
     def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the elements ``start`` to ``start + count`` of a flattened tensor.
+        """Return the elements ``start`` to ``start + count`` of a flattened tensor; ``shape`` is that of the tensor.
 
-        ``shape`` is the shape of the whole tensor. ``start`` and ``count`` must be multiples of its row size.
+        Of a file, the rows that have these elements are read.
         """
         if name in self.initialized:
             return self.initialized[name].reshape(-1)[start : start + count]
+        if not count:
+            return torch.empty(0)
         path, key = self.files[name]
         row = prod(shape[1:])
+        first, stop = start // row, -(-(start + count) // row)
         with safe_open(path, "pt") as file:  # closed at once, because mapped pages count as this process's memory
-            rows: Tensor = file.get_slice(key)[start // row : (start + count) // row] if shape else file.get_tensor(key)
-        return rows
+            rows: Tensor = file.get_slice(key)[first:stop] if shape else file.get_tensor(key)
+        return rows.reshape(-1)[start - first * row :][:count]
 
 
-def has_safetensors(folder: Path) -> bool:
-    """Return True if the weights in ``folder`` are in safetensors files."""
-    return any((folder / name).is_file() for name in (FILE, INDEX))
+def replay_files(meta_model: nn.Module, folder: Path, seed: int) -> tuple[nn.Module, WeightStream]:
+    """Give ``meta_model`` the buffers of a whole load; return it, and a stream of its parameters' values.
 
-
-def build_without_storage(source: ModelSource, folder: Path, seed: int) -> tuple[nn.Module, Weights]:
-    """Build the source's model on the meta device; return it with the sources of its tensors. Raises MetaModelError.
-
-    ``folder`` holds the files of the base model.
+    The files are in ``folder``. ``seed`` initializes what they lack. Raises NotSliceable.
     """
-    meta_model = (source.base or source).meta_model()
     weights = find_weights(meta_model, folder, seed)
-    if source.adapt is not None:
-        weights = with_adapter(weights, meta_model, source.adapt(meta_model))
-    return meta_model, weights
+    for name, buffer in list(meta_model.named_buffers()):
+        own = weights.read(name, 0, buffer.numel(), tuple(buffer.shape)).view(buffer.shape).to(buffer.dtype)
+        torch.utils.swap_tensors(buffer, own)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    shapes = {name: tuple(parameter.shape) for name, parameter in meta_model.named_parameters()}
+
+    def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
+        for name, shape in shapes.items():
+            yield name, weights.read(name, *wanted(name), shape)
+
+    return meta_model, values
 
 
 def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
@@ -88,51 +93,25 @@ def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
     return Weights(files=files, initialized=initialized)
 
 
-def with_adapter(weights: Weights, model: nn.Module, names: Mapping[str, str]) -> Weights:
-    """Return the sources of ``model``'s tensors after an adapter was injected into the base that ``weights`` describes.
-
-    ``names`` maps the name of each base parameter to its name before. The adapter's own parameters hold their values.
-    """
-    own = {name: value.detach().clone() for name, value in model.named_parameters() if name not in names}
-    initialized = {name: weights.initialized[old] for name, old in names.items() if old in weights.initialized}
-    buffers = {name: weights.initialized[name] for name, _ in model.named_buffers() if name in weights.initialized}
-    files = {name: weights.files[old] for name, old in names.items() if old in weights.files}
-    files |= {name: weights.files[name] for name, _ in model.named_buffers() if name in weights.files}
-    return Weights(files=files, initialized=own | initialized | buffers)
-
-
-def materialize(model: nn.Module, weights: Weights, device: torch.device, offload: bool) -> None:
-    """Allocate the sharded ``model`` and load its values.
-
-    Buffers go to ``device``. So do parameters or, with ``offload``, they go to the CPU.
-    """
-    _allocate(model, device, offload)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        shape = tuple(tensor.shape)
-        dtensors.fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
-
-
-def replay(model: nn.Module, values: WeightStream, device: torch.device, offload: bool) -> None:
-    """Allocate the sharded ``model`` as ``materialize`` does, and fill its parameters with ``values``."""
-    _allocate(model, device, offload)
-    dtensors.replay(model, values)
-
-
-def _allocate(model: nn.Module, device: torch.device, offload: bool) -> None:
-    dtensors.allocate(model, torch.device("cpu") if offload else device)
-    # Offloaded parameters are on the CPU, but the forward pass needs buffers on its device.
-    for name, buffer in list(model.named_buffers()):
-        path, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(path), attribute, buffer.to(device))
-
-
 def _index(folder: Path) -> dict[str, Path]:
     """Map the name of each tensor in the folder's files to its file."""
     if (folder / FILE).is_file():
         with safe_open(folder / FILE, "pt") as file:
             return dict.fromkeys(file.keys(), folder / FILE)
+    if not (folder / INDEX).is_file():
+        raise NotSliceable(f"{folder} has no safetensors files{_conversion(folder)}")
     weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
     return {name: folder / file for name, file in weight_map.items()}
+
+
+def _conversion(folder: Path) -> str:
+    """Return the command that writes them, to be part of a line, for a folder of transformers; else nothing."""
+    config = folder / "config.json"
+    kinds = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
+    if not kinds:
+        return ""
+    load = f"transformers.{kinds[0]}.from_pretrained('{folder}')"
+    return f"; to write them: python -c \"import transformers; {load}.save_pretrained('{folder}')\""
 
 
 def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
