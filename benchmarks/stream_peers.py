@@ -199,7 +199,12 @@ def of_numbered(kind: str, folder: Path, rows: int) -> Epoch:
     from torch.utils.data import DataLoader
 
     batches: Any = NumberedBatches(folder / kind, rows)
-    return lambda workers: DataLoader(batches, batch_size=None, num_workers=workers)
+    return lambda workers: DataLoader(batches, batch_size=None, num_workers=workers, collate_fn=as_they_are)
+
+
+def as_they_are(batch: Any) -> Any:
+    """Return a batch that is collated already, without the loader's look at each text."""
+    return batch
 
 
 def of_distcore(folder: Path, rows: int) -> Epoch:

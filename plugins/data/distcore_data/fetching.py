@@ -38,6 +38,8 @@ REASON = 300
 """Largest number of characters of an error of a file system."""
 INDEX = "index.json"
 """File of a folder of MDS or litdata that lists its shards."""
+ON_REMOVAL: list[Callable[[], object]] = []
+"""What is called when a copy was removed."""
 T = TypeVar("T")
 E = TypeVar("E", bound=DataError)
 log = logging.getLogger("distcore")
@@ -150,6 +152,8 @@ class _Room:
             copy = removable.pop()
             copy.unlink(missing_ok=True)
             self._sizes.pop(copy, None)
+            for forget in ON_REMOVAL:
+                forget()
         if total <= needed or alone:
             self._sizes[file], self._ahead = remote.size, self._ahead + remote.size
             return True

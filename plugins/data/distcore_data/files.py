@@ -18,9 +18,10 @@ from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
-from distcore_data.formats.arrow_rows import parquet_class_names, read_arrow_files
+from distcore_data.formats.arrow_rows import read_arrow_files
 from distcore_data.formats.columns import Columns, Record, RowError, row_error
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
+from distcore_data.formats.parquet_rows import parquet_class_names
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
 from distcore_data.paths import LIST, files_of

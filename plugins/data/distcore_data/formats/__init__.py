@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from distcore_data.fetching import INDEX
-from distcore_data.formats.arrow_rows import read_arrow_file, read_parquet, take_arrow, take_parquet
+from distcore_data.formats.arrow_rows import read_arrow_file, take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.csv_rows import read_csv
 from distcore_data.formats.json_rows import read_json, read_jsonl
 from distcore_data.formats.litdata import is_litdata, litdata_files, litdata_rows, read_litdata, take_litdata
 from distcore_data.formats.mds import is_mds, mds_files, mds_rows, read_mds, take_mds
 from distcore_data.formats.opening import extension
+from distcore_data.formats.parquet_rows import read_parquet, take_parquet
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
@@ -81,20 +82,20 @@ def format_of(path: Path) -> str:
     return extension(path)
 
 
-def take_rows(path: Path, columns: Columns, kind: str, places: np.ndarray, rows: np.ndarray) -> list[Record] | None:
+def take_rows(
+    path: Path, columns: Columns, kind: str, places: np.ndarray, rows: np.ndarray, shard: int
+) -> list[Record] | None:
     """Return some rows at once, ascending, of a format that has them so; ``None`` for others, and if one is bad.
 
-    ``places`` are those of the file or folder. Rows of a folder are in one of its shards.
+    ``places`` are those of the file or folder. Rows of a folder are in one ``shard`` of it.
     """
-    at = np.searchsorted(places[:, 0], rows, "right") - 1
-    inside, parts = rows - places[at, 0], places[at, 1]
-    if kind == ".arrow":
-        return take_arrow(f"data file {path}", path, columns, parts, inside)
-    if kind == ".parquet":
-        return take_parquet(path, columns, parts, inside)
     if kind in TAKEN:
-        return TAKEN[kind](path, columns, int(parts[0]), inside)
-    return None
+        return TAKEN[kind](path, columns, shard, rows - places[shard, 0])
+    if kind not in (".arrow", ".parquet"):
+        return None
+    at = places[:, 0].searchsorted(rows, "right") - 1
+    inside, parts = rows - places[at, 0], places[at, 1]
+    return (take_arrow if kind == ".arrow" else take_parquet)(path, columns, parts, inside)
 
 
 def parts_of(path: Path) -> list[tuple[Path, Place]]:

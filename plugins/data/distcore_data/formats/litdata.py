@@ -14,15 +14,17 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.fetching import INDEX
-from distcore_data.formats.arrow_rows import UNREADABLE, arrow_records, near_rows, take_arrow
+from distcore_data.formats.arrow_columns import UNREADABLE
+from distcore_data.formats.arrow_rows import arrow_records, near_rows, take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
-from distcore_data.formats.opening import broken, need_pyarrow, reason
+from distcore_data.formats.opening import State, broken, need_pyarrow, reason, state_of
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_shards import (
     AGAIN,
     Shard,
     check_shards,
     decoders,
+    index_state,
     read_index,
     row_values,
     shard_rows,
@@ -75,12 +77,14 @@ def litdata_rows(folder: Path) -> list[int]:
 
 def take_litdata(folder: Path, columns: Columns, chunk_number: int, rows: np.ndarray) -> list[Record] | None:
     """Return some rows of a chunk in the Arrow format, int64 ``(n,)``; ``None`` for others."""
+    chunk = _listed(folder, index_state(folder))[chunk_number]
+    return None if chunk.compression else take_arrow(chunk.path, columns, None, rows, _in_arrow)
+
+
+@lru_cache(maxsize=8)  # each batch asks for some of many chunks
+def _listed(folder: Path, state: State) -> list[Shard]:
     chunks, config = _opened(folder)
-    chunk = _shard(folder, chunks[chunk_number], config)
-    if chunk.compression or not _ends_with_arrow(chunk.path):
-        return None
-    parts = np.zeros(len(rows), np.int64)
-    return take_arrow(f"data file {chunk.path}", chunk.path, columns, parts, rows, _in_arrow)
+    return [_shard(folder, chunk, config) for chunk in chunks]
 
 
 def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
@@ -112,14 +116,14 @@ def _shard(folder: Path, chunk: Mapping[str, Any], config: Mapping[str, Any]) ->
 
 
 def _ends_with_arrow(path: Path) -> bool:
-    if not path.is_file():
+    try:
+        return _arrow_at_end(path, state_of(path))
+    except FileNotFoundError:  # the reader of its values says so
         return False
-    stat = path.stat()
-    return _arrow_at_end(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)  # each row that is read by number asks
-def _arrow_at_end(path: Path, *state: int) -> bool:
+def _arrow_at_end(path: Path, state: State) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - len(ARROW_END)))
         return file.read() == ARROW_END
@@ -149,10 +153,12 @@ def _arrow_chunk(chunk: Shard, columns: Columns, first: int) -> Iterator[Record 
 
 
 def _in_arrow(content: Any) -> Any:
-    """Return the part of a chunk in the Arrow format, whose size follows it; nothing if there is no room for it."""
+    """Return the part of a chunk in the Arrow format, whose size follows it; ``None`` if there is none."""
     end = len(content) - len(ARROW_END) - 4
+    if end < 0 or content[end + 4 :].to_pybytes() != ARROW_END:
+        return None
     size = int.from_bytes(content[end : end + 4].to_pybytes(), "little")
-    return content[end - size : end] if size <= end else content[:0]
+    return content[end - size : end] if size <= end else None
 
 
 def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,20 @@ from distcore_data.formats.columns import RowError
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import bounded_lines
 
+State = tuple[int, int, int]
+"""What changes with a file: its number in the file system, its size, and when it was written."""
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""
 BROKEN = (OSError, EOFError, zlib.error)
 """Exceptions of a file that cannot be read, or whose compression is damaged."""
 SKIPPED = 2**20
 """Bytes of a file without seeking that are passed over at a time."""
+
+
+def state_of(path: Path | str) -> State:
+    """Return what changes with a file. Raises OSError."""
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def extension(path: Path) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from distcore import DataError
 from distcore_data.fetching import INDEX
 from distcore_data.formats.columns import RowError, row_error
-from distcore_data.formats.opening import BROKEN, broken, need_pyarrow, open_bytes, pass_over, reason
+from distcore_data.formats.opening import BROKEN, State, broken, need_pyarrow, open_bytes, pass_over, reason, state_of
 from distcore_data.formats.row_limit import most_bytes, over_limit
 
 NEAR = 16
@@ -46,15 +46,19 @@ class Shard:
 def read_index(folder: Path) -> Mapping[str, Any]:
     """Return the content of the index of ``folder``; nothing if it has none that is an object."""
     try:
-        stat = (folder / INDEX).stat()
-        return _parsed(folder / INDEX, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return _parsed(folder, index_state(folder))
     except (OSError, ValueError):
         return {}
 
 
+def index_state(folder: Path) -> State:
+    """Return what changes with the index of ``folder``. Raises OSError."""
+    return state_of(f"{folder}/{INDEX}")  # a path joined by pathlib takes longer
+
+
 @lru_cache(maxsize=8)  # of many shards it is long, and each shard asks for it
-def _parsed(file: Path, *state: int) -> Mapping[str, Any]:
-    index = json.loads(file.read_bytes())
+def _parsed(folder: Path, state: State) -> Mapping[str, Any]:
+    index = json.loads((folder / INDEX).read_bytes())
     return index if isinstance(index, dict) else {}
 
 

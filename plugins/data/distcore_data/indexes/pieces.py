@@ -16,8 +16,9 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.cache import cache_root
-from distcore_data.formats.arrow_rows import DECODED_ROWS, parquet_batches
+from distcore_data.formats.arrow_columns import DECODED_ROWS
 from distcore_data.formats.columns import Columns, RowError
+from distcore_data.formats.parquet_rows import parquet_batches
 from distcore_data.formats.places import Place
 from distcore_data.indexes.entries import FileIndex
 

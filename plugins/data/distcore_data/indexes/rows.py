@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,19 @@ class IndexedRows:
         numbers = np.asarray(rows, np.int64)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise IndexError(f"{source_name(self._source)}: has the rows 0 to {len(self) - 1}")
-        wanted = np.unique(numbers)
+        wanted, places = np.unique(numbers, return_inverse=True)
         owners = np.searchsorted(self._ends, wanted, "right") - 1
-        asked = [(int(owner), wanted[owners == owner] - self._ends[owner]) for owner in np.unique(owners)]
-        parts = [part for owner, inside in asked for part in self._by_file(owner, inside)]
-        read: dict[int, Record] = {}
-        for (file, owner, inside), _ in zip(parts, present(file for file, _, _ in parts), strict=True):
+        parts = [
+            part for owner, here in _split(owners, wanted) for part in self._by_file(owner, here - self._ends[owner])
+        ]
+        read = list[Record]()
+        for (file, owner, shard, inside), _ in zip(parts, present(file for file, *_ in parts), strict=True):
             try:
-                read |= zip((inside + self._ends[owner]).tolist(), self._read(owner, inside), strict=True)
+                read += self._read(owner, shard, inside)
             except DataError as error:
                 raise of_remote(error, file) from None
-        return [read[number] for number in numbers.tolist()]
+        assert len(read) == len(wanted)
+        return [read[place] for place in places.tolist()]
 
     def problem(self, number: int, what: str) -> RowError:
         """Return the error of a row, which names its file, and its number there."""
@@ -85,24 +88,24 @@ class IndexedRows:
             return row_error(source_name(self._source), number + 1, what)
         owner = int(np.searchsorted(self._ends, number, "right")) - 1
         row = number - int(self._ends[owner])
-        [(file, _, _)] = self._by_file(owner, np.array([row]))
+        [(file, *_)] = self._by_file(owner, np.array([row]))
         if file != self._parts[owner]:
             starts = self._places[owner][:, 0]
             row -= int(starts[np.searchsorted(starts, row, "right") - 1])
         return row_error(f"data file {shown(file)}", row + 1, what)
 
-    def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, np.ndarray]]:
-        """Yield rows of one file or folder, ascending, by the file that they are in."""
+    def _by_file(self, owner: int, numbers: np.ndarray) -> Iterator[tuple[Path, int, int, np.ndarray]]:
+        """Yield rows of one file or folder, ascending, by the file that they are in, which has a number there."""
         files = self._shards.get(self._parts[owner], [self._parts[owner]])
         if len(files) == 1:
-            yield files[0], owner, numbers
+            yield files[0], owner, 0, numbers
             return
-        shards = np.searchsorted(self._places[owner][:, 0], numbers, "right") - 1
-        for shard in np.unique(shards).tolist():
-            yield files[shard], owner, numbers[shards == shard]
+        shards = self._places[owner][:, 0].searchsorted(numbers, "right") - 1
+        for shard, here in _split(shards, numbers):
+            yield files[shard], owner, shard, here
 
-    def _read(self, owner: int, numbers: np.ndarray) -> Iterator[Record]:
-        """Yield rows of one file or folder, ascending."""
+    def _read(self, owner: int, shard: int, numbers: np.ndarray) -> list[Record]:
+        """Return rows of one file, or of one shard of a folder, ascending."""
         part, places = self._parts[owner], self._places[owner]
         if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(part, {}):
             places = np.array([START])  # the index took another delimiter
@@ -110,10 +113,12 @@ class IndexedRows:
         copy = copied(part, self._large[part], asked(self._columns)) if part in self._large else None
         if copy:
             file, kind, places = copy, ".arrow", piece_places(int(self._ends[owner + 1] - self._ends[owner]))
-        taken = take_rows(file, self._columns, kind, places, numbers)
-        if taken is not None:
-            yield from taken
-            return
+        taken = take_rows(file, self._columns, kind, places, numbers, shard)
+        return list(self._each(owner, file, kind, places, numbers)) if taken is None else taken
+
+    def _each(self, owner: int, file: Path, kind: str, places: np.ndarray, numbers: np.ndarray) -> Iterator[Record]:
+        """Yield rows of one file or folder, or of ``file``, its copy; each is read from the place before it."""
+        part = self._parts[owner]
         begins = np.searchsorted(places[:, 0], numbers, "right") - 1
         anywhere = part in self._shards or kind == ".arrow"
         opened: Any = None
@@ -146,6 +151,13 @@ class IndexedRows:
             if isinstance(row, RowError):
                 raise row
             yield row
+
+
+def _split(keys: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each of the keys, which ascend, with its numbers."""
+    ends = [*(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    for first, end in pairwise([0, *ends] if len(keys) else []):
+        yield int(keys[first]), numbers[first:end]
 
 
 def _runs(begins: Sequence[int], numbers: Sequence[int], *, near: bool) -> Iterator[tuple[int, list[int]]]:

@@ -14,11 +14,12 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.encodings import not_utf8
-from distcore_data.formats.arrow_rows import batch_rows, group_rows
+from distcore_data.formats.arrow_rows import batch_rows
 from distcore_data.formats.csv_rows import record_places
 from distcore_data.formats.frames import Unpacked
 from distcore_data.formats.json_rows import has_a_row_per_line, list_rows
 from distcore_data.formats.opening import BROKEN, COMPRESSED, broken, extension
+from distcore_data.formats.parquet_rows import group_rows
 from distcore_data.formats.places import EVERY, EVERY_OF_TAR, START, Place
 from distcore_data.formats.row_limit import most_bytes
 from distcore_data.formats.tar_rows import row_starts

@@ -1,0 +1,112 @@
+"""Columns of Arrow, in which Parquet files, Arrow files and chunks of litdata are decoded, as records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from distcore import DataError
+from distcore_data.formats.columns import (
+    NOTHING,
+    Columns,
+    Record,
+    RowError,
+    dotted,
+    inside,
+    missing,
+    position,
+    row_error,
+)
+from distcore_data.formats.opening import reason
+from distcore_data.formats.row_limit import most_bytes, over_limit
+
+DECODED_ROWS = 1024
+"""Rows of a file that are decoded at a time."""
+UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
+"""Other exceptions of pyarrow: for invalid UTF-8, impossible dates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The columns that are asked for, of batches with one schema."""
+
+    columns: Columns
+    """Their names, as the user has them."""
+    places: list[int]
+    """Place in the schema of each, or of the column that it is inside of."""
+    tops: list[str]
+    """Name of the column at each place."""
+    classes: list[list[str]]
+    """Names that stand for the numbers of each; none for most."""
+
+    @classmethod
+    def of(cls, name: str, schema: Any, columns: Columns, *, is_named: bool = True) -> Chosen:
+        """Return the columns of a schema. Raises DataError; ``name``: the source. Unless ``is_named``, numbers stay."""
+        there = schema.names
+        places = [position(name, there, setting, columns) for setting in columns]
+        tops = [there[place] for place in places]
+        if twice := next((top for top in tops if there.count(top) > 1), None):
+            raise DataError(f"{name}: two columns are named {twice!r}; rename one of them")
+        classes = [arrow_class_names(schema, column) if is_named else [] for column in columns.values()]
+        return cls(columns, places, tops, classes)
+
+
+def records(name: str, start: int, batch: Any, chosen: Chosen) -> Iterator[Record | RowError]:
+    """Yield the rows of a batch, the first of number ``start``; each is decoded alone if some cannot be."""
+    try:
+        rows = decoded(name, start, batch, chosen)
+    except (RowError, *UNREADABLE) as error:
+        if batch.num_rows == 1:
+            yield error if isinstance(error, RowError) else row_error(name, start, reason(error))
+            return
+        for row in range(batch.num_rows):
+            yield from records(name, start + row, batch.slice(row, 1), chosen)
+    else:
+        yield from rows
+
+
+def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Record]:
+    """Return the rows of a batch. Raises RowError, or an exception of pyarrow for all of them."""
+    if not chosen.places:
+        return [()] * batch.num_rows
+    arrays = [batch.column(place) for place in chosen.places]
+    if (size := sum(array.nbytes for array in arrays)) > most_bytes():  # of many rows perhaps, which are tried alone
+        raise row_error(name, start, over_limit(size))
+    values = [
+        _with_class_names(name, start, _values(name, array, top, setting, chosen.columns), names)
+        for array, top, setting, names in zip(arrays, chosen.tops, chosen.columns, chosen.classes, strict=True)
+    ]
+    return zip(*values, strict=True)
+
+
+def _values(name: str, column: Any, top: str, setting: str, columns: Columns) -> list[Any]:
+    """Return the values of an Arrow column or, where ``setting`` names a column inside ``top``, of that one."""
+    values: list[Any] = column.to_pylist()
+    if columns[setting] == top:
+        return values
+    chosen = [inside(value, columns[setting].split(".")[1:]) for value in values]
+    if NOTHING in chosen:
+        row = {top: values[chosen.index(NOTHING)]}
+        raise DataError(f"{name}: {missing(setting, dotted(row), columns)}")
+    return chosen
+
+
+def arrow_class_names(schema: Any, column: str) -> list[str]:
+    """Return the class names that ``ClassLabel`` of datasets keeps in an Arrow schema; none for other columns."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return list(map(str, names)) if isinstance(names, list) else []
+
+
+def _with_class_names(name: str, start: int, values: list[Any], names: list[str]) -> list[object]:
+    """Replace class numbers by names; -1, the number of no label in datasets, becomes None."""
+    if not names:
+        return values
+    for row, value in enumerate(values, start):
+        if value is not None and not -1 <= value < len(names):
+            raise row_error(name, row, f"label {value} is out of range: the dataset names {len(names)} classes")
+    return [None if value is None or value < 0 else names[value] for value in values]

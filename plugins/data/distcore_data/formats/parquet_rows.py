@@ -1,0 +1,142 @@
+"""Rows of Parquet files, of which some are decoded at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore import DataError
+from distcore_data.formats.arrow_columns import (
+    DECODED_ROWS,
+    UNREADABLE,
+    Chosen,
+    arrow_class_names,
+    records,
+)
+from distcore_data.formats.arrow_numbers import NumberedBatches
+from distcore_data.formats.columns import Columns, Record, RowError
+from distcore_data.formats.opening import State, broken, need_pyarrow, state_of
+from distcore_data.formats.places import START, Place
+
+FILES, DECODED_BYTES = 256, 2**22
+"""Most files of which rows are read by number that stay open, and most bytes of a row group."""
+BUFFER = 2**22
+"""Bytes of a column that are read at a time where a row group may be larger than memory."""
+NO_PARQUET = "not a readable Parquet file: "
+
+
+def read_parquet(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
+    """Yield the rows of a Parquet file from ``place`` on; after a row group that is damaged those of the next one."""
+    name, start = f"data file {path}", place.row + 1
+    file = _opened(name, path)
+    import pyarrow as pa
+
+    for group in range(place.part, file.num_row_groups):
+        number = start
+        start += file.metadata.row_group(group).num_rows
+        try:
+            for row in _group_records(name, file, group, number, columns):
+                yield row
+                number += 1
+        except (pa.ArrowException, *UNREADABLE) as error:
+            problem = broken(f"{name}, rows {number} to {start - 1}", error, NO_PARQUET)
+            if not isinstance(problem, RowError):
+                raise problem from None
+            problem.rows = start - number
+            yield problem
+
+
+def _group_records(name: str, file: Any, group: int, start: int, columns: Columns) -> Iterator[Record | RowError]:
+    """Yield the rows of a row group, the first of number ``start``."""
+    tops = _tops(name, file, columns)
+    # ranks are forked: no threads
+    for batch in file.iter_batches(DECODED_ROWS, row_groups=[group], columns=tops, use_threads=False):
+        yield from records(name, start, batch, Chosen.of(name, batch.schema, columns, is_named=False))
+        start += batch.num_rows
+
+
+def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
+    """Yield some rows at a time of the columns of a Parquet file, without what its schema says of them."""
+    name = f"data file {path}"
+    file = _opened(name, path, buffer_size=BUFFER)
+    import pyarrow as pa
+
+    tops = _tops(name, file, columns)
+    try:
+        for batch in file.iter_batches(DECODED_ROWS, columns=tops, use_threads=False):
+            yield batch.replace_schema_metadata(None)
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise broken(name, error, NO_PARQUET) from None
+
+
+def _tops(name: str, file: Any, columns: Columns) -> list[str]:
+    """Return the names of the columns of the file that are read."""
+    return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns, is_named=False).tops))
+
+
+def group_rows(path: Path) -> list[int]:
+    """Return the number of rows of each row group of a Parquet file."""
+    file = _opened(f"data file {path}", path)
+    return [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+
+
+def take_parquet(path: Path, columns: Columns, parts: np.ndarray, rows: np.ndarray) -> list[Record] | None:
+    """Return some rows of a Parquet file whose groups are small, and stay decoded; ``None`` as ``take_arrow``."""
+    import pyarrow as pa
+
+    try:
+        file, numbered = _numbered(path, tuple(columns.items()), state_of(path))
+        if any(file.metadata.row_group(part).total_byte_size > DECODED_BYTES for part in set(parts.tolist())):
+            return None
+        return numbered.take(parts, rows)
+    except (pa.ArrowException, IndexError, *UNREADABLE):
+        return None
+
+
+@lru_cache(maxsize=FILES)
+def _numbered(path: Path, asked: tuple[tuple[str, str], ...], state: State) -> tuple[Any, NumberedBatches]:
+    """Return the open file, and its groups as batches."""
+    import pyarrow as pa
+
+    name, columns = f"data file {path}", dict(asked)
+    file = _opened(name, path)
+    tops = _tops(name, file, columns)
+    schema = pa.schema([file.schema_arrow.field(top) for top in tops])
+
+    def group(number: int) -> Any:
+        table = file.read_row_group(number, columns=tops, use_threads=False).select(tops)
+        return table.combine_chunks().to_batches()[0]
+
+    return file, NumberedBatches(group, Chosen.of(name, schema, columns, is_named=False))
+
+
+def _opened(name: str, path: Path, buffer_size: int = 0) -> Any:
+    need_pyarrow(name)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=buffer_size)
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise broken(name, error, NO_PARQUET) from None
+
+
+def parquet_class_names(files: Iterable[Path], column: str) -> list[str]:
+    """Return the class names in the schemas of Parquet files, which must be the same ones. Raises DataError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first: list[str] | None = None
+    for file in files:
+        try:
+            names = arrow_class_names(pq.read_schema(file), column)
+        except (OSError, pa.ArrowException):  # the reader reports a damaged file
+            return []
+        first = names if first is None else first
+        if names != first:
+            raise DataError(f"data file {file}: names other classes than the files before it: {names}, not {first}")
+    return first or []
