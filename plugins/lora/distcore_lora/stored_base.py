@@ -102,9 +102,13 @@ class StoredLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer with its weight in fp32."""
+        return self.product(input, self.bias)
+
+    def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the output without the layer's own bias, as a strategy that sums parts of it over ranks needs it."""
         if torch.is_autocast_enabled(input.device.type):  # it casts the weight, whatever its dtype
-            return F.linear(input, self.weight, self.bias)
-        product: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return F.linear(input, self.weight, bias)
+        product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return product
 
 

@@ -108,18 +108,21 @@ def test_a_base_that_moved_is_known_by_its_content(copy: Path, run_folder: Path)
     assert main(f"train --model {copy}/elsewhere --data {data} {TRAINING} --out {copy}/run {flags}".split()) == 0
 
 
-def fsdp_then_ddp(file: Path, out: Path) -> None:
-    """Train two steps under one strategy, and from its checkpoint two under the other; in a rank."""
+def one_after_another(file: Path, out: Path) -> None:
+    """Train two steps under one strategy, and from its checkpoint a step under each of two others; in a rank."""
     changes = {"out": str(out), "nproc": 2, "micro_batch_size": "auto"}
     distcore.train(load_config(str(file), changes | {"strategy": "fsdp", "max_steps": 2}))
-    going_on = {"resume": "auto", "resume_changed": ["total_steps"]}
-    distcore.train(load_config(str(file), changes | {"strategy": "ddp"} | going_on))
+    changes |= {"resume": "auto", "resume_changed": ["total_steps"]}
+    # The ranks of a layer train on the same rows, and each computes them without a token joined to another row's.
+    split = {"strategy": "mesh", "strategy_options": {"tp": 2}, "padding_free": "off"}
+    distcore.train(load_config(str(file), changes | split | {"max_steps": 3}))
+    distcore.train(load_config(str(file), changes | {"strategy": "ddp"}))
 
 
 @pytest.mark.ranks
-def test_an_adapter_trained_under_fsdp_goes_on_under_ddp(trained: Path, tmp_path: Path) -> None:
-    """``fsdp`` reads its slices of the base from the folder, which lacks the pooler and the head."""
-    distcore.launch(fsdp_then_ddp, trained / "run/config.yaml", tmp_path / "run", nproc=2)
+def test_an_adapter_goes_on_under_other_strategies(trained: Path, tmp_path: Path) -> None:
+    """``fsdp`` and ``mesh`` read slices of the base from the folder, which lacks the pooler and the head."""
+    distcore.launch(one_after_another, trained / "run/config.yaml", tmp_path / "run", nproc=2)
     assert losses(tmp_path / "run") == pytest.approx(losses(trained / "run"), rel=1e-5)
     assert list(Checkpoint(newest(tmp_path / "run"))) == list(Checkpoint(newest(trained / "run")))
 

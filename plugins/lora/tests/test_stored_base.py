@@ -213,6 +213,7 @@ def result(folder: Path, name: str, base: str, **changes: Any) -> tuple[list[flo
         "deepspeed:2",
         "deepspeed:3",
         "mesh:shard=2",
+        "mesh:tp=2",
         "horovod",
         "accelerate",
     ],

@@ -6,16 +6,19 @@ the reshapes that tasks do before it, are computed on the parts. Any other opera
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from distcore import StrategyError
+from distcore_mesh.adapters import BASE
 from distcore_mesh.parallel_group import ParallelGroup
+from distcore_mesh.tp_plans import GATHERED
 
 METADATA = frozenset({Tensor.dim, Tensor.is_floating_point, Tensor.register_hook}) | {
     getattr(Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim")
@@ -113,6 +116,19 @@ class _Losses(torch.autograd.Function):
         part = softmax * gradient.unsqueeze(-1)
         part.scatter_add_(-1, own, -(gradient * is_own).unsqueeze(-1))
         return part, None, None
+
+
+def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
+    """Raise StrategyError, one line, unless ``styles`` split the head of ``model`` by vocabulary."""
+    if adapted := next((name for name, style in styles.items() if style == GATHERED and name.endswith(BASE)), None):
+        name = adapted.removesuffix(BASE)
+        raise StrategyError(f"strategy_options.loss_parallel: not with an adapter of the head, {name}; leave it out")
+    if GATHERED not in styles.values():
+        name = type(model).__name__
+        raise StrategyError(
+            f"strategy_options.loss_parallel: the plan splits no head of {name} ({GATHERED}), or its vocabulary does "
+            "not divide; leave it out"
+        )
 
 
 def keep_split(group: ParallelGroup) -> Callable[..., Tensor]:

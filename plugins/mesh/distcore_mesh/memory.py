@@ -31,7 +31,7 @@ def mesh_memory(
         replicas=replicas,
         frees=True,
         offloads=False,
-        gathered_in=options.dtype_of(config, options.param_dtype),
+        gathered_in=options.gathered_in(config),
         reduced_in=options.dtype_of(config, options.reduce_dtype),
     )
     names = tuple(repeated_classes(meta_model))

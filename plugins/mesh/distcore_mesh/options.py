@@ -11,9 +11,10 @@ from torch import nn
 
 from distcore import ConfigError, RunConfig
 from distcore_mesh.context_parallel import check_sequences
+from distcore_mesh.loss_parallel import check_head
 from distcore_mesh.pipeline_split import check_stages
 from distcore_mesh.sequence_parallel import check_tokens
-from distcore_mesh.tensor_parallel import check_head, styles_for
+from distcore_mesh.tensor_parallel import styles_for
 from distcore_mesh.tp_plans import plan_for, read_plan
 
 Dtype = Literal["fp32", "precision"]
@@ -63,6 +64,10 @@ class MeshOptions:
         """Return the torch dtype of ``param_dtype`` or ``reduce_dtype``."""
         return DTYPES[config.precision] if option == "precision" else torch.float32
 
+    def gathered_in(self, config: RunConfig) -> torch.dtype | None:
+        """Return the dtype in which shards are gathered; ``None``: each in its own, which is 16 bits in some bases."""
+        return None if self.param_dtype == "fp32" else self.dtype_of(config, self.param_dtype)
+
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options that do not combine."""
         self.sizes(int(config.nproc))
@@ -73,12 +78,11 @@ class MeshOptions:
             read_plan(self.plan)
             if self.tp == 1:
                 raise ConfigError(f"strategy_options.plan = {self.plan!r}: is for tp greater than 1")
-        if self.tp > 1 and config.lora.rank is not None:
-            raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with tp = 1 only")
         if self.pp > 1 and self.cp > 1:
             raise ConfigError(f"strategy_options.pp = {self.pp}: not with cp = {self.cp}; choose one of them")
-        if self.pp > 1 and config.lora.rank is not None:
-            raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with pp = 1 only")
+        if (self.pp > 1 or self.sequence_parallel) and config.lora.rank is not None:
+            key = "pp = 1" if self.pp > 1 else "sequence_parallel = false"
+            raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with {key} only")
         if self.pp_schedule == "interleaved" and self.pp == 1:
             raise ConfigError("strategy_options.pp_schedule = 'interleaved': needs pp greater than 1")
         if self.pp_chunks is not None and self.pp_schedule != "interleaved":

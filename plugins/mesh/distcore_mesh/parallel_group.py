@@ -32,7 +32,7 @@ class ParallelGroup:
     size: int
     """Number of ranks."""
     _entered: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The input of the running split part, and the tensor that ``enter`` made of it; empty between split parts."""
+    """The inputs of the running split part, and the tensors that ``enter`` made of them; empty between split parts."""
 
     def enter(self, whole: Tensor) -> Tensor:
         """Return ``whole``, the same on every rank, as input of a split part. Its gradient is summed over the ranks.
@@ -45,11 +45,11 @@ class ParallelGroup:
                 return entered
         entered = self.enter_alone(whole)
         if entered is not whole:
-            self._entered[:] = [(whole, entered)]
+            self._entered.append((whole, entered))
         return entered
 
     def forget(self) -> None:
-        """Forget the input of a split part, which has ended."""
+        """Forget the inputs of a split part, which has ended."""
         self._entered.clear()
         split_features(WHOLE)
 

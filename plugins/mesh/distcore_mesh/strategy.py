@@ -86,7 +86,7 @@ class MeshStrategy(MeshOptions):
             forward_cost=3.5,  # as measured for fsdp
             limits=(
                 "a rank builds a model whole if its weights can be neither read nor drawn in parts",
-                "tp needs a plan of the layers to split; LoRA needs tp = 1",
+                "tp needs a plan of the layers to split; LoRA needs pp = 1, and no sequence_parallel",
                 "with pp, or dropout_masks=rank, the ranks of a group draw the same dropout masks for their parts",
                 "cp supports decoders of a few model types; with cp or pp a model cannot generate text",
                 "pp supports models with one stack of blocks and without tied weights",
@@ -213,7 +213,7 @@ class MeshStrategy(MeshOptions):
     def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
         log.info("mesh: %s", fsdp_units.describe_units(model, units))
         policy = MixedPrecisionPolicy(
-            param_dtype=self.dtype_of(run.config, self.param_dtype),
+            param_dtype=self.gathered_in(run.config),
             reduce_dtype=self.dtype_of(run.config, self.reduce_dtype),
             cast_forward_inputs=False,
         )

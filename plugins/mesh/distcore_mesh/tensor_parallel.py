@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import gcd
 from typing import Any
@@ -18,16 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore import StrategyError, repeated_blocks
+from distcore_mesh.adapters import tell_of_dropouts
 from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.loss_parallel import keep_split
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.sequence_parallel import split_tokens
 from distcore_mesh.tensor_layout import TensorSplit
-from distcore_mesh.tp_plans import TPPlan
+from distcore_mesh.tp_plans import GATHERED, TPPlan
 
 log = logging.getLogger("distcore")
-GATHERED = "colwise_gather_output"
-"""Style of a head whose outputs are gathered."""
 WHOLE_OUTPUT = ("embedding_rowwise", GATHERED, "rowwise_split_input")
 """Styles of modules with whole inputs and outputs. Such a module can stay whole without a change elsewhere."""
 
@@ -54,6 +53,7 @@ def split_layers(
         _split_module(model, name, style, group, tokens if is_inside else None)
         if style == GATHERED:  # a head, unless it is inside a block
             model.get_submodule(name).register_forward_hook((_gather_hook if is_inside else head)(group))
+    tell_of_dropouts(model, styles, (group.rank, group.size))
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
     return splits, tokens
 
@@ -75,16 +75,6 @@ def splits_of(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, TensorSpl
     Raises StrategyError as ``styles_for`` does.
     """
     return _splits_of_styles(model, styles_for(model, plan, ranks))
-
-
-def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
-    """Raise StrategyError, one line, unless ``styles`` split the head of ``model`` by vocabulary."""
-    if GATHERED not in styles.values():
-        name = type(model).__name__
-        raise StrategyError(
-            f"strategy_options.loss_parallel: the plan splits no head of {name} ({GATHERED}), or its vocabulary does "
-            "not divide; leave it out"
-        )
 
 
 def _select_split_modules(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, str]:
@@ -162,7 +152,7 @@ def _splits_of_styles(model: nn.Module, styles: dict[str, str]) -> dict[str, Ten
 
 def _weight(module: nn.Module, name: str, style: str) -> nn.Parameter:
     weight = getattr(module, "weight", None)
-    known = type(module).forward is nn.Linear.forward or _is_conv1d(module)
+    known = type(module).forward is nn.Linear.forward or _is_conv1d(module) or hasattr(module, "product")
     if style.startswith("embedding"):
         known = isinstance(module, nn.Embedding)
     if not known or not isinstance(weight, nn.Parameter):
@@ -212,10 +202,17 @@ def _rowwise_forward(
     module: Any, add: Callable[[Tensor], Tensor], splits_by: ParallelGroup | None, inputs: Tensor
 ) -> Tensor:
     part = splits_by.own_part(inputs) if splits_by else inputs
-    product = part @ module.weight if _is_conv1d(module) else F.linear(part, module.weight)
-    total = add(product)
+    total = add(_product(module, part))
     # The bias is added once, after the sum, and in the sum's dtype, as a linear layer does under autocast.
     return total if module.bias is None else total + module.bias.to(total.dtype)
+
+
+def _product(module: Any, inputs: Tensor) -> Tensor:
+    """Return what a layer makes of its inputs, without its bias. One that computes it in another way has a method."""
+    if hasattr(module, "product"):
+        product: Tensor = module.product(inputs)
+        return product
+    return inputs @ module.weight if _is_conv1d(module) else F.linear(inputs, module.weight)
 
 
 def _split_vocabulary(module: Any, group: ParallelGroup) -> None:

@@ -30,11 +30,14 @@ import yaml
 from torch import nn
 
 from distcore import ConfigError, StrategyError, nearest
+from distcore_mesh.adapters import styles_inside
 
 STYLES = (
     "colwise", "qkv_colwise", "colwise_gather_output", "rowwise", "rowwise_split_input", "embedding_rowwise",
     "embedding_colwise", "replicated_with_grad_allreduce", "divided", "replicate",
 )  # fmt: skip
+GATHERED = "colwise_gather_output"
+"""Style of a head whose outputs are gathered."""
 OTHER_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
 """Map transformers' older names to the current ones."""
 FAMILIES: dict[tuple[str, ...], dict[str, str]] = {
@@ -129,7 +132,7 @@ def plan_for(model: nn.Module, file: str | None) -> TPPlan:
         styles |= {name: known for name in names if known != "replicate"}
     if not styles:
         raise StrategyError(f"{source}: names nothing that the model has")
-    return TPPlan(styles, source)
+    return TPPlan(styles_inside(model, styles), source)
 
 
 def read_plan(file: str) -> dict[str, str]:

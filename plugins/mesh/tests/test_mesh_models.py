@@ -2,6 +2,7 @@
 
 import os
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from transformers import (
 
 from distcore import RankInfo, Run, RunConfig, defaults, launch
 from distcore.model.row_dropout import use_row_masks
+from distcore_lora.adapter import inject
 from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
@@ -76,6 +78,12 @@ MODELS: dict[str, Any] = {
     "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**LLAMA)),
 }
+ADAPTED: dict[str, Any] = {
+    "bert": "all-linear", "gpt2, tied": "all-linear", "t5, tied": "all-linear", "llama": r".*(_proj|lm_head)",
+    "qwen3": "all-linear",
+}  # fmt: skip
+"""The layers that an adapter is put into."""
+STORED = {"bert", "llama", "qwen3"}
 WHOLE = {"llama, odd vocabulary": {"model.embed_tokens.weight", "lm_head.weight"}}
 """Modules of a plan that stay whole on every rank."""
 
@@ -103,13 +111,26 @@ def losses(model, batch):
     return plain.detach(), dropped.detach()
 
 
-def distances():
+def adapted(folder, name):
+    """A model with an adapter, which does something and has dropout of its own, and a base in bf16 if that can be."""
+    model = MODELS[name]().bfloat16().float()
+    config = RunConfig(lora={"rank": 3, "alpha": 6, "dropout": 0.2, "targets": ADAPTED[name]})
+    inject(config, model, folder / name)
+    assert (torch.bfloat16 in {parameter.dtype for parameter in model.parameters()}) is (name in STORED)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def distances(folder):
     """For each model, in a rank: relative errors of loss and worst gradient, and which weights are split."""
     strategy, config = MeshStrategy(tp=2), RunConfig(device="cpu")
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategy.setup(config, rank_info)
     by_model = {}
-    for name, make in MODELS.items():
+    makers = MODELS | {f"{name}, adapter": partial(adapted, folder, name) for name in ADAPTED}
+    for name, make in makers.items():
         torch.manual_seed(0)
         whole = with_dropout(make(), 0.3)
         split = deepcopy(whole)
@@ -133,13 +154,18 @@ def distances():
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return launch(distances, nproc=2)
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name in ADAPTED:
+        MODELS[name]().bfloat16().save_pretrained(folder / name)  # whose dtype an adapter asks for
+    return launch(distances, folder, nproc=2)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *(f"{name}, adapter" for name in ADAPTED)])
 def test_loss_and_gradients_are_those_of_the_whole_model(name, ranks):
     for error, where, splits, _ in (rank[name] for rank in ranks):
         assert error < 1e-5, where
         assert splits
+        matrices = {part for part in ("lora_A", "lora_B") if any(f".{part}." in at for at in splits)}
+        assert matrices == ({"lora_A", "lora_B"} if name.endswith(", adapter") else set())
         assert not splits & WHOLE.get(name, set())

@@ -26,6 +26,7 @@ from distcore import ConfigError, RunConfig, StrategyError
 from distcore.cli.main import main
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
+from distcore_lora.adapter import inject
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.strategy import MeshStrategy
 from distcore_mesh.tensor_layout import TensorSplit
@@ -90,7 +91,7 @@ def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
         ({"replicate": 2, "shard": 1}, r"options: replicate = 2 \* shard = 1 does not make nproc = 4: 2 ranks would"),
         ({"plan": "no.yaml"}, r"plan = 'no.yaml': cannot be read: .*No such file"),
         ({"cp": 2, "activation_checkpointing": True}, r"checkpointing: not with cp = 2; use --set gradient_checkpoint"),
-        ({"tp": 2, "lora": 4}, r"lora.rank = 4: strategy 'mesh' trains adapters with tp = 1 only"),
+        ({"tp": 2, "sequence_parallel": True, "lora": 4}, r"lora.rank = 4: .* with sequence_parallel = false only$"),
     ],
 )
 def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message):
@@ -184,6 +185,25 @@ def test_a_model_without_a_plan_is_refused_with_what_to_add():
         plan_for(Own(), None)
     with pytest.raises(StrategyError, match=r"AlbertModel \(model type 'albert'\) has no plan .*attention.query"):
         plan_for(AlbertModel(AlbertConfig(**SMALL)), None)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "embed_tokens",
+            r"^lora.targets: model.embed_tokens has an adapter, which tp cannot split 'embedding_rowwise'; ",
+        ),
+        ("lm_head", r"^strategy_options.loss_parallel: not with an adapter of the head, lm_head; leave it out$"),
+    ],
+)
+def test_an_adapter_that_cannot_be_split_is_refused(target, message):
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    config = RunConfig(lora={"rank": 2, "alpha": 4, "targets": [target]})
+    inject(config, model, None)
+    with pytest.raises(StrategyError, match=message):
+        MeshStrategy(tp=2, loss_parallel=True).check_model(config, model)
 
 
 def test_a_plan_with_styles_that_are_not_there_is_refused():
