@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
         check_source(source)
         files = indexed_files(source)
         indexes, made = index_files(files)
-        rows, size = len(IndexedRows(source, {})), sum(index.size for index in indexes)
+        size = sum(index.size for index in indexes)
+        del indexes  # which may hold the places of very many rows
+        rows = len(IndexedRows(source, {}))
         if not rows:
             raise DataError(f"{source_name(source)}: holds no rows")
         files_now = f"{len(files)} {'file' if len(files) == 1 else 'files'}, of which {made} are indexed now"

@@ -12,9 +12,11 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,6 +27,7 @@ from distcore.cli.main import main
 from distcore_data import IndexedRows, read_records, source_digest
 from distcore_data.formats import json_rows, tar_members
 from distcore_data.indexes import entries, workers
+from distcore_data.indexes.entries import FileIndex
 from distcore_data.indexes.scans import scanned
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -276,3 +279,23 @@ def test_a_killed_program_leaves_whole_files_and_no_process(tmp_path: Path) -> N
     assert 20 <= left < 400
     done = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"120,000 rows, {400 * len(lines()):,} bytes in 400 files" in done
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="pages of a map are counted in /proc")
+def test_places_of_very_many_rows_are_not_in_memory_twice(tmp_path: Path) -> None:
+    file, count = tmp_path / "rows.jsonl", 2**19
+    file.write_text("{}\n")
+    places = np.arange(4 * count).reshape(count, 4)
+    tracemalloc.start()
+    entries._save(
+        entries._entry(file), FileIndex("digest", 32 * count, 3, places), entries._state(file), time.time_ns()
+    )
+    index = entries.known_index(file)
+    assert tracemalloc.get_traced_memory()[1] < 0.4 * places.nbytes
+    tracemalloc.stop()
+    assert index is not None
+    assert index.places[:, 0].searchsorted(4 * 12345, "right") == 12346
+    _, _, told = Path("/proc/self/smaps").read_text().rpartition(str(entries._entry(file)))
+    [pages] = re.findall(r"^Rss: +(\d+) kB$", told.partition("VmFlags")[0], re.MULTILINE)
+    assert int(pages) * 1024 < places.nbytes / 2, "a search reads few pages, and opening none"
+    assert (np.asarray(index.places) == places).all()

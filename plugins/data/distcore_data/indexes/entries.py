@@ -7,6 +7,7 @@ import os
 import time
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from distcore_data.cache import cache_root
 from distcore_data.fetching import is_copy
 from distcore_data.formats import read_rows
 from distcore_data.formats.columns import CutError, RowError
-from distcore_data.formats.opening import unreadable
+from distcore_data.formats.opening import State, state_of, unreadable
 from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
 
@@ -63,9 +64,9 @@ def file_index(file: Path) -> FileIndex:
 def known_index(file: Path) -> FileIndex | None:
     """Return the index of a file if the cache has it, and the file is what it was then."""
     try:
-        state, (facts, places) = _state(file), _parted(_entry(file))
+        state, (facts, places, crc) = _state(file), _parted(_entry(file))
         fresh = facts["state"] == state and facts["made"] - max(state[TIMES]) > SETTLED
-        if not fresh or facts["sum"] != zlib.crc32(places.data):
+        if not fresh or facts["sum"] != crc:
             return None
         fields = places.view("<i8").reshape(len(START), -1).T
         return FileIndex(facts["digest"], facts["rows"], facts["size"], fields, facts.get("cut", ""))
@@ -73,14 +74,24 @@ def known_index(file: Path) -> FileIndex | None:
         return None
 
 
-def _parted(entry: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the facts of an entry, and the bytes of its places; many are mapped, so that processes share them."""
+def _parted(entry: Path) -> tuple[dict[str, Any], np.ndarray, int]:
+    """Return the facts of an entry, and the bytes of its places with their sum."""
+    if entry.stat().st_size >= MAPPED:
+        return _mapped(entry, state_of(entry))
+    with entry.open("rb") as opened:
+        facts, places = json.loads(opened.readline()), np.frombuffer(opened.read(), np.uint8)
+    return facts, places, zlib.crc32(places.data)
+
+
+@lru_cache(maxsize=1024)  # a run opens its source several times, and the sum takes a pass
+def _mapped(entry: Path, state: State) -> tuple[dict[str, Any], np.ndarray, int]:
+    """Map the places, so that processes share them, and a process has those pages in memory that it searches."""
+    crc = 0
     with entry.open("rb") as opened:
         head = opened.readline()
-        facts: dict[str, Any] = json.loads(head)
-        if entry.stat().st_size < MAPPED:
-            return facts, np.frombuffer(opened.read(), np.uint8)
-    return facts, np.asarray(np.memmap(entry, np.uint8, "r", len(head)))
+        while block := opened.read(MAPPED):
+            crc = zlib.crc32(block, crc)
+    return json.loads(head), np.asarray(np.memmap(entry, np.uint8, "r", len(head))), crc
 
 
 def _made(file: Path) -> FileIndex:
@@ -96,7 +107,7 @@ def _made(file: Path) -> FileIndex:
     except OSError as error:
         hint = "set DISTCORE_CACHE to a folder that can be written"
         raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from None
-    return index
+    return known_index(file) or index  # places that are mapped take no memory of this process alone
 
 
 def _scanned(file: Path) -> FileIndex:
@@ -118,20 +129,27 @@ def _scanned(file: Path) -> FileIndex:
 
 def _save(entry: Path, index: FileIndex, state: list[int], made: int) -> None:
     """Write a draft and rename it, so that a kill leaves a whole entry or none."""
-    # a field of all places after the other, so that a search reads few pages of one
-    places = np.ascontiguousarray(index.places.T, "<i8").ravel().view(np.uint8).data
+    # A field of all places after the other, so that a search reads few pages of one; one at a time is in memory twice.
+    crc = 0
+    for field in range(len(START)):
+        crc = zlib.crc32(_field(index, field), crc)
     facts = {"state": state, "made": made, "digest": index.digest, "rows": index.rows, "size": index.size}
     facts |= {"cut": index.cut} if index.cut else {}
-    head = json.dumps(facts | {"sum": zlib.crc32(places)}).encode()
+    head = json.dumps(facts | {"sum": crc}).encode()
     entry.parent.mkdir(parents=True, exist_ok=True)
     draft = entry.with_name(f".{entry.name}-{os.getpid()}")
     try:
         with draft.open("wb") as opened:
             opened.write(head + b" " * (-(len(head) + 1) % ALIGNED) + b"\n")
-            opened.write(places)
+            for field in range(len(START)):
+                opened.write(_field(index, field))
         draft.rename(entry)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _field(index: FileIndex, field: int) -> memoryview:
+    return np.ascontiguousarray(index.places[:, field], "<i8").data.cast("B")
 
 
 def _entry(file: Path) -> Path:

@@ -12,19 +12,24 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
-from distcore_data import cached_folder
+from distcore_data import cached_folder, pass_over, row_error, skipping
 from distcore_tasks.image_classification.decoding import check_pillow
 from distcore_tasks.image_classification.rows import Arrays, Images, Store
 from distcore_tasks.shared.classification.labels import label_problem
 
-FORMAT = 1
+FORMAT = 2
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 NAMES = ("images", "labels")
 """The arrays that a file must have."""
+BAD_ROWS = "bad_rows.json"
+"""File of a cache entry with a line for each row that was passed over."""
 
 
-def open_npz(path: Path) -> Images:
-    """Return the images of a ``.npz`` file. Raises DataError, one line, for arrays of another form."""
+def open_npz(path: Path, most_bad_rows: int = 0) -> Images:
+    """Return the images of a ``.npz`` file. Raises DataError, one line, for arrays of another form.
+
+    Passes over at most ``most_bad_rows`` that have no usable label.
+    """
     name = f"data file {path}"
 
     def unpack(folder: Path) -> None:
@@ -32,7 +37,10 @@ def open_npz(path: Path) -> Images:
         _check(name, images)
         if labels.shape != images.shape[:1]:
             raise DataError(f"{name}: labels have the shape {labels.shape}, expected one per image: ({len(images)},)")
-        _write_labels(folder, images, labels.tolist(), name)
+        with skipping(most_bad_rows) as bad:
+            rows = _usable(name, labels.tolist())
+        _write_rows(folder, images, labels.tolist(), rows)
+        (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
 
     return _open(name, str(path), f"npz-{FORMAT}-{_content(path)}", unpack)
 
@@ -46,7 +54,8 @@ def open_unlabeled(path: Path) -> Arrays:
         _check(name, images)
 
     folder = cached_folder("images", f"npz-unlabeled-{FORMAT}-{_content(path)}", unpack)
-    return Arrays(str(path), np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)))
+    array = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
+    return Arrays(str(path), array, np.arange(len(array)))
 
 
 def check_resizing(name: str, store: Store, size: int) -> None:
@@ -64,7 +73,7 @@ def digits() -> Images:
         digits = load_digits()
         images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # of 17 shades of gray
         np.save(folder / "images.npy", images)
-        _write_labels(folder, images, digits.target.tolist(), "dataset digits")
+        _write_rows(folder, images, digits.target.tolist(), range(len(images)))
 
     return _open("dataset digits", "digits", f"digits-{FORMAT}-{version('scikit-learn')}", write)
 
@@ -77,12 +86,14 @@ def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Im
     folder = cached_folder("images", key, build)
     # As a plain array: indexing numpy's memmap class is several times slower.
     array = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
+    bad_rows = folder / BAD_ROWS
     return Images(
         name=name,
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
         digests=np.load(folder / "digests.npy", allow_pickle=False),
-        store=Arrays(source, array),
+        store=Arrays(source, array, np.load(folder / "rows.npy", allow_pickle=False)),
         shape=(array.shape[1], array.shape[2]),
+        bad_rows=tuple(json.loads(bad_rows.read_text(encoding="utf-8"))) if bad_rows.is_file() else (),
     )
 
 
@@ -115,11 +126,23 @@ def _check(name: str, images: np.ndarray) -> None:
         raise DataError(f"{name}: holds no rows")
 
 
-def _write_labels(folder: Path, images: np.ndarray, labels: list[object], name: str) -> None:
-    """Check the labels; write them and the digest of each image."""
-    for row, label in enumerate(labels, 1):
-        if problem := label_problem(label, labels[0]):
-            raise DataError(f"{name}, row {row}: {problem}")
-    (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-    digests = b"".join(hashlib.sha256(np.ascontiguousarray(image).data).digest() for image in images)
+def _usable(name: str, labels: Sequence[object]) -> list[int]:
+    """Return the numbers of the rows whose labels can be used; the others are bad rows."""
+    rows, errors = list[int](), list[DataError]()
+    for row, label in enumerate(labels):
+        if problem := label_problem(label, label):  # labels of an array have one type
+            errors.append(row_error(name, row + 1, problem))
+            pass_over(errors[-1])
+        else:
+            rows.append(row)
+    if not rows:
+        raise errors[0]
+    return rows
+
+
+def _write_rows(folder: Path, images: np.ndarray, labels: Sequence[object], rows: Sequence[int]) -> None:
+    """Write the numbers of the rows, and the label and the digest of each of their images."""
+    np.save(folder / "rows.npy", np.asarray(rows, np.int64))
+    (folder / "labels.json").write_text(json.dumps([labels[row] for row in rows], ensure_ascii=False), encoding="utf-8")
+    digests = b"".join(hashlib.sha256(np.ascontiguousarray(images[row]).data).digest() for row in rows)
     np.save(folder / "digests.npy", np.frombuffer(digests, np.uint8).reshape(-1, 32))

@@ -163,14 +163,20 @@ class Arrays(InFile):
 
     array: np.ndarray
     """Pixels from 0 to 255, uint8: gray ``(rows, height, width)``, or with a last dimension of 1, 3 or 4 channels."""
+    numbers: np.ndarray
+    """Number of each image among these, int64 ``(rows,)``."""
+
+    def number(self, row: int) -> int:
+        """Return the number of an image in the file."""
+        return int(self.numbers[row])
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return len(self.array)
+        return len(self.numbers)
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Return an image in RGB. Gray levels are repeated for each channel, and transparency is dropped."""
-        image = np.asarray(self.array[row])
+        image = np.asarray(self.array[self.numbers[row]])
         image = image[..., None] if image.ndim == 2 else image[..., :3]
         image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
         if image.shape[:2] == (size, size):

@@ -36,7 +36,7 @@ def open_source(source: str, columns: Columns, rows: Filter = ALL, most_bad_rows
     if path.is_dir():
         return folders.open_folder(path, most_bad_rows)
     with _array(path):
-        return arrays.open_npz(path)
+        return arrays.open_npz(path, most_bad_rows)
 
 
 def open_unlabeled(source: Path | Split, columns: Columns) -> Store:

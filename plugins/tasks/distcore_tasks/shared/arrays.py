@@ -52,6 +52,13 @@ def map_array(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
+def narrowest(numbers: np.ndarray) -> np.ndarray:
+    """Return int64 from 0 on in the smallest type that holds them, and anything else as it is."""
+    if numbers.dtype != np.int64 or numbers.min(initial=0) < 0:
+        return numbers
+    return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
+
+
 def array_blocks(array: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in parts of at most ``BLOCK`` entries of its first dimension."""
     return (array[start : start + BLOCK] for start in range(0, len(array), BLOCK))

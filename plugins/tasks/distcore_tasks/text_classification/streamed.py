@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore_tasks.shared.arrays import digest_arrays, map_array
+from distcore_tasks.shared.arrays import digest_arrays, map_array, narrowest
 from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.mixtures import mixed_sources
@@ -41,11 +41,13 @@ class StreamedTexts(StreamedRows):
     """Texts with labels."""
 
     labels: np.ndarray
-    """Label of each row, encoded by the task's ``Problem``, shape ``(rows, …)``."""
+    """Label of each row, encoded by the task's ``Problem``, shape ``(rows, …)``; classes of the ``narrowest`` type."""
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``TokenDataset`` does."""
-        rows: TokenDataset = replace(self.stored(self.rows.at(indices)), labels=self.labels[indices])
+        labels = self.labels[indices]
+        labels = labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind == "u" else labels
+        rows: TokenDataset = replace(self.stored(self.rows.at(indices)), labels=labels)
         return rows.batch(np.arange(len(indices)))
 
 
@@ -57,7 +59,7 @@ def save_stream(
     assert isinstance(rows.records.values, NumberedValues)
     train = rows.records.values.only(np.asarray(rows.kept, np.int64)[numbers])
     save_values(train, folder)
-    np.save(folder / LABELS, labels)
+    np.save(folder / LABELS, narrowest(labels))
     named = [Path(source).expanduser() for source in mixed_sources(options)]
     sources = train.bounds(named) if named else []
     lengths = EncodedColumn(EncodedRows(train, partial(_encode, options, tokenizer)), _length)

@@ -95,9 +95,16 @@ def damaged_shards(folder: Path) -> Path:
     return folder / "photos-*.tar"
 
 
+def damaged_array(folder: Path) -> Path:
+    labels = [-1 if row == 0 else -7 if row == 5 else row % 2 for row in range(12)]
+    np.savez(folder / "photos.npz", images=np.stack([pixels(row) for row in range(12)]), labels=labels)
+    return folder / "photos.npz"
+
+
 IMAGES: dict[Callable[[Path], Path], tuple[int, list[str]]] = {
     damaged_folder: (10, ["blue/06.png: is empty", "red/03.png: is no image that Pillow knows"]),
     damaged_parquet: (10, ["row 4: is no image that Pillow knows", "row 7: image is missing (null), expected the"]),
+    damaged_array: (10, ["row 1: label -1 is out of range", "row 6: label -7 is out of range"]),
     damaged_shards: (13, ["row 3: 000002.png has ", "row 4: is no image that Pillow knows"]),
 }
 
@@ -118,3 +125,17 @@ def test_images_that_cannot_be_read_are_passed_over_and_listed(make: Callable[[P
             ImageClassification(data=source, skip_bad_rows=most).prepare(RunConfig())
         assert str(error.value).endswith("; more bad rows than the 1 of --skip-bad-rows") == bool(most)
         assert "\n" not in str(error.value)
+
+
+def test_images_of_an_array_stay_with_their_labels_and_rows(tmp_path: Path) -> None:
+    bad = str(damaged_array(tmp_path))
+    rows = [row for row in range(12) if row not in (0, 5)]
+    np.savez(tmp_path / "good.npz", images=np.stack([pixels(row) for row in rows]), labels=[row % 2 for row in rows])
+    sets: list[Any] = [
+        ImageClassification(data=data, eval_data=data, skip_bad_rows=2).prepare(RunConfig()).evaluation
+        for data in (bad, str(tmp_path / "good.npz"))
+    ]
+    one, two = sets
+    for name, values in one.batch(np.arange(10)).items():
+        assert values.tolist() == two.batch(np.arange(10))[name].tolist()
+    assert [origin["row"] for origin in one.origins()] == [row + 1 for row in rows]

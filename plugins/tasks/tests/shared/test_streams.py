@@ -22,6 +22,7 @@ from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.preference.task import Preference
 from distcore_tasks.reward_model.task import RewardModel
 from distcore_tasks.seq2seq.task import Seq2Seq
+from distcore_tasks.shared.arrays import narrowest
 from distcore_tasks.shared.options import Filter, Order
 from distcore_tasks.shared.streams import values
 from distcore_tasks.text_classification.options import Columns as TextColumns
@@ -106,7 +107,7 @@ def check_alike(streamed: Any, stored: Any, rows: np.ndarray | None = None) -> N
     one, other = streamed.batch(rows), stored.batch(rows)
     assert one.keys() == other.keys()
     for name, value in leaves(one).items():
-        assert value.tolist() == leaves(other)[name].tolist(), name
+        assert (value.dtype, value.tolist()) == (leaves(other)[name].dtype, leaves(other)[name].tolist()), name
 
 
 def leaves(batch: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +123,16 @@ SOME: dict[str, dict[str, Any]] = {
     "bad": {"skip_bad_rows": 5},
     "filtered and bad": {"filter": Filter("kind", "^(1|2)$"), "skip_bad_rows": 3, "eval_fraction": 0.3},
 }
+
+
+def test_of_streamed_texts_a_class_takes_one_byte(tmp_path: Path) -> None:
+    data = str(write(tmp_path / "rows.jsonl", [ROWS["labels"](n) for n in range(90)]))
+    train: Any = TextClassification(data=data, stream=True).prepare(RunConfig()).train
+    assert train.labels.nbytes == len(train)
+    for most, size in ((255, 1), (256, 2), (2**16, 4)):
+        assert narrowest(np.array([0, most])).itemsize == size
+    for kept in (np.array([0.5, 1]), np.array([-1, 3])):
+        assert narrowest(kept) is kept
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["fraction", "eval_data"])
