@@ -165,10 +165,10 @@ class LoRA(_Tree):
         description="layers that get them: a regular expression of whole names, or a list of how names end; "
         "all-linear: every linear layer but the head",
     )
-    base: Literal["auto", "file", "fp32"] = Field(
+    base: Literal["auto", "file", "fp32", "nf4"] = Field(
         "auto",
-        description="dtype of the frozen layers: that of their files, with the same results, or fp32; auto: as the "
-        "files, for model types where it was compared",
+        description="frozen layers: in the dtype of their files, with the results of fp32; in fp32; or in 4 bits; "
+        "auto: as the files, for model types where it was compared",
     )
 
 

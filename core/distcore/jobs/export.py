@@ -31,12 +31,12 @@ class TrainedModel:
     """The model of a checkpoint, and the known facts about it: all that an exporter is given.
 
     An exporter is an entry point of ``distcore.exports``, a function ``export(trained, to, merged)``. It makes the
-    folder ``to``, which is not there yet or empty. ``merged`` asks for a model with its LoRA adapter merged. For an
+    folder ``to``, which is not there yet or empty. With ``merged`` the LoRA adapter of the model is merged. For an
     OSError or a DistcoreError that it raises, the core prints one line; after an OSError it removes the folder.
     """
 
     module: nn.Module
-    """The model on the CPU, with the weights that are evaluated and, in a run with LoRA, with the adapter of peft."""
+    """The model on the CPU, with the weights that are evaluated and, in a run with LoRA, the adapter of peft."""
     config: RunConfig
     """The resolved config of the run that trained it."""
     checkpoint: Path
@@ -68,6 +68,8 @@ def export_checkpoint(path: Path, to: Path, task_name: str | None, merged: bool,
     if merged and config.lora.rank is None:
         raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
     trained = _trained_model(checkpoint, config, task_name)
+    if merged:
+        adapter_of(config).take_out(trained.module, merge=True)  # in fp32, before it is rounded
     trained.module.to(dtype=DTYPES.get(dtype))  # fp32 as it is
     try:
         exporter(trained, to, merged)

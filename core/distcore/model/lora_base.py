@@ -15,6 +15,7 @@ from torch import nn
 from distcore.config import RunConfig
 from distcore.errors import ModelError
 from distcore.files import sha256_of
+from distcore.model.adapters import adapter_of
 from distcore.plugin.strategy.contract import BaseModelRef
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
@@ -36,7 +37,10 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | 
     bound = BoundTask.of(task)
     folder = bound.weights_folder(config)
     seed = config.seed if bound.from_scratch else None
-    return replace(named_by_content(module, folder, seed, parameters), parameters=parameters)
+    named = named_by_content(module, folder, seed, parameters)
+    if recipe := adapter_of(config).recipe(config):
+        named = replace(named, digest=_digest([f"{named.digest} {recipe}".encode()]), what=f"{named.what}, in {recipe}")
+    return replace(named, parameters=parameters)
 
 
 def named_by_content(module: nn.Module, folder: Path | None, seed: int | None, names: frozenset[str]) -> BaseModelRef:

@@ -29,8 +29,16 @@ class Adapter(Protocol):
         """
         ...
 
+    def recipe(self, config: RunConfig) -> str:
+        """Return how the frozen layers are made of the model's weights, in a few words; '' if they are the same."""
+        ...
+
     def widen(self, module: nn.Module) -> None:
-        """Turn the frozen layers of ``module``, in place, into plain ones in fp32, so that others can merge them."""
+        """Turn the frozen layers of ``module``, in place, into plain ones in fp32, as others read them."""
+        ...
+
+    def take_out(self, module: nn.Module, merge: bool) -> nn.Module:
+        """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
         ...
 
     def off(self, module: nn.Module) -> AbstractContextManager[None]:

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from distcore import ConfigError, RunConfig, silence_transformers
+from distcore_lora import nf4
 from distcore_lora.stored_base import store, widen
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-__all__ = ["inject", "off", "resolve", "widen"]
+__all__ = ["inject", "off", "recipe", "resolve", "take_out", "widen"]
 
 ADAPTER = "default"
 """peft's name of the adapter, which is also part of its parameters' names."""
@@ -108,6 +109,33 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
     for path, wrapper in module.named_modules():
         if isinstance(wrapper, ModulesToSaveWrapper):
             yield path, wrapper.modules_to_save[ADAPTER], wrapper.original_module
+
+
+def take_out(module: Any, merge: bool) -> Any:
+    """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    [adapter] = module.peft_config
+    for path, layer in list(module.named_modules()):
+        if isinstance(layer, ModulesToSaveWrapper):  # a module that was trained whole
+            _replace(module, path, layer.modules_to_save[adapter] if merge else layer.original_module)
+        elif isinstance(layer, LoraLayer):
+            if merge:
+                layer.merge()
+            _replace(module, path, layer.get_base_layer())
+    del module.peft_config
+    return module
+
+
+def _replace(module: nn.Module, path: str, child: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, child)
+
+
+def recipe(config: RunConfig) -> str:
+    """Return how the frozen layers are made of the files' weights, in a few words; '' if they are the same."""
+    return nf4.RECIPE if config.lora.base == "nf4" else ""
 
 
 @contextmanager

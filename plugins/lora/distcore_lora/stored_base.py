@@ -1,6 +1,7 @@
-"""The frozen base of an adapter in the dtype of its files, widened inside each product alone.
+"""The frozen base of an adapter in the dtype of its files, or its linear layers in NF4.
 
 A 16-bit float is exact in fp32, so results equal those of a base that was cast to fp32 whole, in half of its memory.
+Results of NF4 equal those of a base that was dequantized to fp32.
 """
 
 from __future__ import annotations
@@ -10,32 +11,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from distcore import ConfigError, RunConfig
+from distcore_lora import nf4
+from distcore_lora.stored_layers import QuantizedLinear, StoredEmbedding, StoredLinear, widened
 
 MODEL_TYPES = ("bert", "distilbert", "electra", "gemma", "llama", "mistral", "qwen2", "qwen3", "roberta", "xlm-roberta")
 """Model types whose code reads no dtype of a weight. A test compares each of them with a base in fp32."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes that are kept, by their names in the safetensors format."""
+STORED: dict[type, type] = {nn.Linear: StoredLinear, nn.Embedding: StoredEmbedding}
+PLAIN = {stored: plain for plain, stored in STORED.items()} | {QuantizedLinear: nn.Linear}
 
 
 def store(config: RunConfig, module: nn.Module, folder: Path | None) -> None:
     """Keep the frozen linear layers and embeddings of ``module``, in place, as ``lora.base`` asks.
 
-    ``module`` is adapted, whole or meta; ``folder`` has its base, if any. Raises ConfigError where 'file' cannot be.
+    ``module`` is adapted, whole or meta; ``folder`` has its base, if any. Raises ConfigError where 'file' or 'nf4'
+    cannot be.
     """
-    if config.lora.base == "fp32":
+    asked = config.lora.base
+    if asked == "fp32":
         return
     dtypes = _dtypes_in(folder) if folder else set()
     if why_not := _why_not(config, module, folder, dtypes):
-        if config.lora.base == "file":
-            raise ConfigError(f"lora.base = 'file': {why_not}; use --set lora.base=fp32")
+        if asked != "auto":
+            raise ConfigError(f"lora.base = {asked!r}: {why_not}; use --set lora.base=fp32")
         return
     [dtype] = dtypes
     if dtype in DTYPES:
         _narrow(module, DTYPES[dtype])
+    if asked == "nf4":
+        _quantize(module)
 
 
 def widen(module: nn.Module) -> None:
@@ -44,7 +52,7 @@ def widen(module: nn.Module) -> None:
     for part in module.modules():
         if type(part) in PLAIN:
             part.__class__ = PLAIN[type(part)]
-            part.weight.data = part.weight.data.float()
+            part.weight.data = widened(part.weight.data, torch.float32)
 
 
 def _why_not(config: RunConfig, module: Any, folder: Path | None, dtypes: set[str]) -> str:
@@ -82,47 +90,24 @@ def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
             part.weight.data = part.weight.data.to(dtype)
 
 
-class _Product(torch.autograd.Function):
-    """The product with a frozen weight; backward widens it again, so that no wide copy is kept."""
+def _quantize(module: Any) -> None:
+    """Turn the frozen linear layers into NF4, but not the output layer, as in QLoRA, nor a tied weight.
 
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight)
-        return F.linear(inputs, weight.to(inputs.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor | None]:
-        (weight,) = ctx.saved_tensors
-        of_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        return gradient @ weight.to(gradient.dtype), None, of_bias
-
-
-class StoredLinear(nn.Linear):
-    """A linear layer with a frozen 16-bit weight, which each product widens."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the output of the layer with its weight in fp32."""
-        return self.product(input, self.bias)
-
-    def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output without the layer's own bias, as a strategy that sums parts of it over ranks needs it."""
-        if torch.is_autocast_enabled(input.device.type):  # it casts the weight, whatever its dtype
-            return F.linear(input, self.weight, bias)
-        product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
-        return product
-
-
-class StoredEmbedding(nn.Embedding):
-    """An embedding with 16-bit weights; looked-up rows get the dtype of the parameter ``beside``."""
-
-    beside: tuple[nn.Module, str]
-    """Its module and name: fp32, unless a strategy casts the whole model, or gathers it in another dtype."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the output of the layer with its weight in fp32."""
-        module, name = self.beside
-        return super().forward(input).to(getattr(module, name).dtype)
-
-
-STORED: dict[type, type] = {nn.Linear: StoredLinear, nn.Embedding: StoredEmbedding}
-PLAIN = {stored: plain for plain, stored in STORED.items()}
+    Raises ConfigError for a layer whose rows are not whole blocks.
+    """
+    parts: list[Any] = list(module.modules())
+    users = Counter(id(parameter) for part in parts for parameter in part.parameters(recurse=False))
+    head: Any = module.get_output_embeddings()
+    heads = (head, getattr(head, "base_layer", None))
+    for path, part in module.named_modules():
+        weight = part.weight if type(part) in (nn.Linear, StoredLinear) and part not in heads else None
+        if weight is None or weight.requires_grad or users[id(weight)] > 1:
+            continue
+        if part.in_features % nf4.BLOCK:
+            raise ConfigError(
+                f"lora.base = 'nf4': {path} has rows of {part.in_features} weights, which are no whole blocks of "
+                f"{nf4.BLOCK}; use --set lora.base=file"
+            )
+        part.__class__ = QuantizedLinear
+        size = (part.out_features, nf4.bytes_of_row(part.in_features))
+        weight.data = weight.new_empty(size, dtype=torch.uint8) if weight.is_meta else nf4.quantize(weight.data)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from distcore import ConfigError, TrainedModel
-from distcore_tasks.huggingface_export.adapter import take_out
 from distcore_tasks.huggingface_export.card import write_card
 
 ROWS, TOKENS, SIDE = 2, 8, 64
@@ -84,7 +83,9 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
             f"--format {form}: takes models of transformers that read tokens or images in one pass, not a {kind}; "
             "leave out --format"
         )
-    if trained.config.lora.rank is not None:
+    if hasattr(module, "peft_config"):
+        from distcore_lora.adapter import take_out
+
         module = take_out(module, merge=True)
     if reads == "pixel_values":
         side = getattr(config, "image_size", SIDE)

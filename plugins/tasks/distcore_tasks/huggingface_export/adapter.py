@@ -1,12 +1,10 @@
-"""An adapter as the folder that peft reads, or merged into the weights of its base."""
+"""An adapter as the folder that peft reads."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from distcore import silence_transformers
 
@@ -27,6 +25,8 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
+    from distcore_lora.adapter import take_out
+
     to.mkdir(parents=True, exist_ok=True)
     [(name, settings)] = module.peft_config.items()
     settings.inference_mode = True
@@ -45,25 +45,3 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     if base is None:
         with silence_transformers():
             take_out(module, merge=False).save_pretrained(to / BASE)
-
-
-def take_out(module: Any, merge: bool) -> Any:
-    """Remove the adapter from ``module``, in place, or merge it into the weights; return the module."""
-    from peft.tuners.lora import LoraLayer
-    from peft.utils import ModulesToSaveWrapper
-
-    [adapter] = module.peft_config
-    for path, layer in list(module.named_modules()):
-        if isinstance(layer, ModulesToSaveWrapper):  # a module that was trained whole
-            _replace(module, path, layer.modules_to_save[adapter] if merge else layer.original_module)
-        elif isinstance(layer, LoraLayer):
-            if merge:
-                layer.merge()
-            _replace(module, path, layer.get_base_layer())
-    del module.peft_config
-    return module
-
-
-def _replace(module: nn.Module, path: str, child: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(module.get_submodule(parent), name, child)

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import save_model
 
 from distcore import TrainedModel
-from distcore_tasks.huggingface_export.adapter import take_out, write_adapter
+from distcore_tasks.huggingface_export.adapter import write_adapter
 from distcore_tasks.huggingface_export.card import FILE, WEIGHTS, write_card
 
 log = logging.getLogger("distcore")
@@ -27,17 +27,15 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     is not one of transformers only the weights are written. Raises OSError.
     """
     module: Any = trained.module
-    has_adapter = trained.config.lora.rank is not None
     # transformers imports libraries that print to stdout, and shows a bar on stderr.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        if has_adapter and not merged:
+        if trained.config.lora.rank is not None and not merged:
             write_adapter(to, module, _base(trained))
         elif not hasattr(module, "save_pretrained"):
             to.mkdir(exist_ok=True)
             save_model(module, str(to / WEIGHTS))
         else:
-            whole = take_out(module, merge=True) if has_adapter else module
-            whole.save_pretrained(to, max_shard_size=SHARD)
+            module.save_pretrained(to, max_shard_size=SHARD)
     trained.save_task_files(to)
     write_card(to, trained)
     for file in filter(Path.is_file, to.iterdir()):  # libraries make some that nobody else may read

@@ -1,0 +1,50 @@
+"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314); the bytes are those of bitsandbytes on a CPU.
+
+A row of weights becomes a row of bytes: two codes a byte, the first in the high half, then one fp32 scale, the largest
+magnitude, for each block of 64 weights. Blocks never cross rows, so any rows can be made from the same rows of a file,
+and a strategy may shard them. A byte has no arithmetic: no strategy casts it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 64
+"""Weights that share a scale."""
+RECIPE = "NF4 in blocks of 64"
+"""Names the format in the digest of a base, so that no checkpoint is read with another one."""
+CODES = torch.tensor([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
+"""Values of the codes: quantiles of a normal distribution, from appendix E of the paper."""
+MIDPOINTS = (CODES[1:] + CODES[:-1]) / 2
+PAIRS = torch.stack((CODES.repeat_interleave(16), CODES.repeat(16)), 1).view(torch.int64).flatten()
+"""Both values of a byte, as one number of 8 bytes: one look-up for two weights."""
+
+
+def bytes_of_row(columns: int) -> int:
+    """Return the number of bytes of a row of ``columns`` weights, a multiple of BLOCK."""
+    return columns // 2 + columns // BLOCK * 4
+
+
+def quantize(rows: Tensor) -> Tensor:
+    """Return the rows of bytes, ``(rows, bytes_of_row(columns))``, for rows of floats, ``(rows, columns)``."""
+    blocks = rows.float().view(len(rows), rows.shape[1] // BLOCK, BLOCK)
+    scales = blocks.abs().amax(2)
+    # Division, not a product with 1 / scale: the same codes on every device.
+    parts = blocks / torch.where(scales == 0, 1, scales).unsqueeze(2)
+    codes = torch.bucketize(parts, MIDPOINTS.to(rows.device), out_int32=True).to(torch.uint8).flatten(1)
+    return torch.cat((codes[:, 0::2] << 4 | codes[:, 1::2], scales.view(torch.uint8)), 1)
+
+
+def dequantize(packed: Tensor) -> Tensor:
+    """Return the rows in fp32, ``(rows, columns)``, for rows of bytes."""
+    rows, size = packed.shape
+    columns = size * BLOCK // bytes_of_row(BLOCK)
+    codes, scales = packed[:, : columns // 2], packed[:, columns // 2 :]
+    weights = PAIRS.to(packed.device).index_select(0, codes.int().flatten()).view(torch.float32)
+    weights = weights.view(rows, columns // BLOCK, BLOCK).mul_(scales.contiguous().view(torch.float32).unsqueeze(2))
+    return weights.view(rows, columns)

@@ -1,0 +1,162 @@
+"""A base in NF4 has the bytes of bitsandbytes, and the losses and adapter of the same base dequantized to fp32."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stored_bases
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from distcore import ConfigError
+from distcore_lora import nf4
+from distcore_lora.stored_base import MODEL_TYPES, widen
+from distcore_lora.stored_layers import QuantizedLinear
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "embedding_size": 64, "head_dim": 32}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def some_rows(dtype: torch.dtype) -> Tensor:
+    torch.manual_seed(0)
+    rows = torch.randn(40, 256)
+    rows[3, :64] = 0
+    rows[5] *= 1e-6
+    return rows.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bytes_and_values_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
+    library: Any = pytest.importorskip("bitsandbytes").functional
+    rows = some_rows(dtype)
+    theirs, state = library.quantize_4bit(rows, blocksize=nf4.BLOCK, quant_type="nf4")
+    packed = nf4.quantize(rows)
+    assert packed.shape == (40, nf4.bytes_of_row(256))
+    assert torch.equal(packed[:, :128].reshape(-1, 1), theirs)
+    assert torch.equal(packed[:, 128:].contiguous().view(torch.float32).flatten(), state.absmax)
+    assert torch.equal(nf4.dequantize(packed).to(dtype), library.dequantize_4bit(theirs, state))
+
+
+def test_any_rows_are_made_from_the_same_rows() -> None:
+    rows = some_rows(torch.bfloat16)
+    packed = nf4.quantize(rows)
+    assert torch.equal(torch.cat([nf4.quantize(rows[:7]), nf4.quantize(rows[7:7]), nf4.quantize(rows[7:])]), packed)
+    assert torch.equal(nf4.dequantize(packed[7:20]), nf4.dequantize(packed)[7:20])
+
+
+def test_what_was_dequantized_is_quantized_to_the_same_bytes() -> None:
+    packed = nf4.quantize(some_rows(torch.float32))
+    assert torch.equal(nf4.quantize(nf4.dequantize(packed)), packed)
+    assert packed.numel() / 40 / 256 == 0.5625
+
+
+def folder_of(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+    return stored_bases.folder_of(folder, kind, dtype, **WIDE)
+
+
+def is_equal(folder: Path, kind: str, half: bool) -> bool:
+    quantized, plain = (stored_bases.adapted(folder, "nf4", kind) for _ in range(2))
+    widen(plain)
+    assert not any(isinstance(part, QuantizedLinear) for part in plain.modules())
+    (losses, trained), (own, same) = (stored_bases.steps(model, half) for model in (plain, quantized))
+    pairs = [*zip(losses, own, strict=True), *zip(trained, same, strict=True)]
+    return all(torch.equal(one, two) for one, two in pairs)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", MODEL_TYPES)
+def test_each_model_type_has_the_bits_of_a_dequantized_base(kind: str, half: bool, tmp_path: Path) -> None:
+    assert is_equal(folder_of(tmp_path, kind), kind, half)
+
+
+def next_scale(packed: Tensor) -> Tensor:
+    return RIGHT(packed).roll(1, 0)
+
+
+def rounded(packed: Tensor) -> Tensor:
+    return RIGHT(packed).bfloat16().float()
+
+
+RIGHT = nf4.dequantize
+BROKEN: list[Callable[[Tensor], Tensor]] = [next_scale, rounded]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_layer_with_other_weights_is_seen(
+    broken: Callable[[Tensor], Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, "llama")
+    plain, quantized = (stored_bases.adapted(folder, "nf4", "llama") for _ in range(2))
+    widen(plain)
+    monkeypatch.setattr(nf4, "dequantize", broken)
+    assert not torch.equal(stored_bases.steps(plain, False)[0][0], stored_bases.steps(quantized, False)[0][0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layers_are_bytes_and_the_rest_is_as_in_the_files(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = stored_bases.adapted(folder_of(tmp_path, "llama", dtype), "nf4", "llama")
+    layers = [part for part in model.modules() if isinstance(part, QuantizedLinear)]
+    assert len(layers) == 14
+    assert all(part.weight.dtype == torch.uint8 for part in layers)
+    assert type(model.lm_head) is not QuantizedLinear
+    assert {model.lm_head.weight.dtype, model.model.embed_tokens.weight.dtype} == {dtype}
+    assert model.model.norm.weight.dtype == torch.float32
+    assert not any(p.dtype != torch.float32 for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "changes", "why"),
+    [
+        ("gpt2", WIDE, {}, "the model type gpt2 is none of bert, .*; use --set lora.base=fp32"),
+        ("llama", {}, {}, "model.layers.0.self_attn.q_proj.base_layer has rows of 32 weights, which are no whole "
+         "blocks of 64; use --set lora.base=file"),
+        ("llama", WIDE, {"compile": "regions"}, "compiled code was not compared with it; .*"),
+    ],
+)  # fmt: skip
+def test_where_it_cannot_be_one_line_says_so(
+    kind: str, sizes: dict[str, Any], changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    stored_bases.folder_of(tmp_path, kind, torch.bfloat16, **sizes)
+    with pytest.raises(ConfigError, match=rf"^lora.base = 'nf4': {why}$"):
+        stored_bases.adapted(tmp_path, "nf4", kind, **changes)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained Llama in bf16, and, as ``wide``, the same with dequantized layers in fp32."""
+    folder = stored_bases.trained_base(tmp_path_factory.mktemp("base"))
+    shutil.copytree(folder / "model", folder / "wide")
+    tensors = load_file(folder / "model/model.safetensors")
+    wide = {
+        name: nf4.dequantize(nf4.quantize(tensor)) if "_proj" in name else tensor.float()
+        for name, tensor in tensors.items()
+    }
+    save_file(wide, folder / "wide/model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "wide/config.json").read_text())
+    (folder / "wide/config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    return folder
+
+
+@pytest.mark.ranks
+@pytest.mark.programs
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", stored_bases.STRATEGIES)
+def test_every_strategy_has_the_bits_of_a_dequantized_base(strategy: str, precision: str, base: Path) -> None:
+    given: dict[str, Any] = {"strategy": strategy, "nproc": 1 if strategy == "single" else 2, "precision": precision}
+    name = f"{strategy}-{precision}"
+    losses, tensors = stored_bases.result(base, name, "fp32", model="wide", **given)
+    own, same = stored_bases.result(base, name, "nf4", **given)
+    assert own == losses
+    assert same.keys() == tensors.keys()
+    assert all(torch.equal(same[key], tensors[key]) for key in tensors)
