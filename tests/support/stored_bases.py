@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -31,6 +32,13 @@ STRATEGIES = (
     "single", "ddp", "fsdp", "fsdp:param_dtype=precision", "deepspeed:2", "deepspeed:3", "mesh:shard=2", "horovod",
     "accelerate",
 )  # fmt: skip
+RUNS = [
+    pytest.param(strategy, precision, marks=() if (strategy, precision) in quick else pytest.mark.slow)
+    for quick in [{("ddp", "fp32"), ("fsdp", "bf16"), ("deepspeed:3", "fp32")}]
+    for strategy in STRATEGIES
+    for precision in ("fp32", "bf16")
+]
+"""Strategies and precisions: each is compared in the slow tests, these three in every one."""
 
 
 def folder_of(folder: Path, kind: str, dtype: torch.dtype, **sizes: int) -> Path:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +14,12 @@ from typing import Any
 import pytest
 import stored_bases
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from distcore import ConfigError
+from distcore import CheckpointError, ConfigError, train
+from distcore.cli.main import main
 from distcore_lora import nf4
 from distcore_lora.stored_base import MODEL_TYPES, widen
 from distcore_lora.stored_layers import QuantizedLinear
@@ -31,6 +36,23 @@ def some_rows(dtype: torch.dtype) -> Tensor:
     return rows.to(dtype)
 
 
+MADE_BY_BITSANDBYTES = {
+    torch.float32: "b0f70d4cefa04a71", torch.bfloat16: "4f6c67fde8e6d070", torch.float16: "6435b11db4f3a6dc",
+}  # fmt: skip
+"""The first digits of the SHA-256 of codes and scales that bitsandbytes 0.50.2 makes of ``some_rows``."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bytes_are_those_that_bitsandbytes_made(dtype: torch.dtype) -> None:
+    packed = nf4.quantize(some_rows(dtype))
+    assert sha256_of(packed[:, :128], packed[:, 128:]) == MADE_BY_BITSANDBYTES[dtype]
+
+
+def sha256_of(codes: Tensor, scales: Tensor) -> str:
+    parts = b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in (codes, scales))
+    return hashlib.sha256(parts).hexdigest()[:16]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bytes_and_values_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
     library: Any = pytest.importorskip("bitsandbytes").functional
@@ -40,6 +62,7 @@ def test_bytes_and_values_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
     assert packed.shape == (40, nf4.bytes_of_row(256))
     assert torch.equal(packed[:, :128].reshape(-1, 1), theirs)
     assert torch.equal(packed[:, 128:].contiguous().view(torch.float32).flatten(), state.absmax)
+    assert sha256_of(theirs, state.absmax) == MADE_BY_BITSANDBYTES[dtype]
     assert torch.equal(nf4.dequantize(packed).to(dtype), library.dequantize_4bit(theirs, state))
 
 
@@ -150,8 +173,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.ranks
 @pytest.mark.programs
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("strategy", stored_bases.STRATEGIES)
+@pytest.mark.parametrize(("strategy", "precision"), stored_bases.RUNS)
 def test_every_strategy_has_the_bits_of_a_dequantized_base(strategy: str, precision: str, base: Path) -> None:
     given: dict[str, Any] = {"strategy": strategy, "nproc": 1 if strategy == "single" else 2, "precision": precision}
     name = f"{strategy}-{precision}"
@@ -160,3 +182,83 @@ def test_every_strategy_has_the_bits_of_a_dequantized_base(strategy: str, precis
     assert own == losses
     assert same.keys() == tensors.keys()
     assert all(torch.equal(same[key], tensors[key]) for key in tensors)
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path) -> Path:
+    """The folder of ``base``, with a run of three steps on NF4."""
+    stored_bases.result(base, "trained", "nf4", strategy="single", nproc=1)
+    return base
+
+
+@pytest.mark.programs
+def test_another_base_is_refused(trained: Path) -> None:
+    resume = stored_bases.job(trained, "trained-nf4", str(trained / "model"), resume="auto")
+    where = re.escape(str(trained / "model"))
+    line = rf"is an adapter of the weights in {where}, in NF4 in blocks of 64 \(SHA-256 \w+…\), not of the weights in "
+    with pytest.raises(CheckpointError, match=line):
+        train(resume.model_copy(update={"lora": resume.lora.model_copy(update={"rank": 2})}))
+
+
+@pytest.mark.programs
+def test_a_merged_export_is_the_dequantized_base_with_the_adapter(trained: Path) -> None:
+    merged, adapted = logits(export(trained, "merged", "--merged")), with_adapter(trained, load(trained / "wide"))
+    assert difference(merged, adapted) < 2e-6
+    assert difference(merged, logits(trained / "wide")) > 1e-3  # so the adapter does something
+    assert difference(merged, with_adapter(trained, load(trained / "model"))) > 1e-3  # another base, other answers
+
+
+@pytest.mark.programs
+def test_peft_and_bitsandbytes_read_the_adapter_on_their_own_base(trained: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    four_bits: Any = transformers.BitsAndBytesConfig
+    settings = four_bits(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    theirs = load(trained / "model", quantization_config=settings).dequantize()  # its product rounds on a CPU
+    assert difference(with_adapter(trained, theirs), logits(export(trained, "theirs", "--merged"))) < 2e-6
+
+
+@pytest.mark.programs
+def test_an_export_says_which_base_it_needs_and_what_is_rounded(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "distcore")
+    export(trained, "half", "--merged --dtype bf16")
+    assert (
+        "lora.base = nf4: the merged weights are rounded to bfloat16; fp32 keeps the answers of the run" in caplog.text
+    )
+    export(trained, "small", "")
+    assert (
+        "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load it in 4 bits"
+        in caplog.text
+    )
+
+
+def export(trained: Path, name: str, flags: str) -> Path:
+    run, to = str(trained / "trained-nf4"), trained / name
+    assert main(["checkpoint", "export", run, "--to", str(to), *flags.split()]) == 0
+    return to
+
+
+def load(folder: Path, **changes: Any) -> Any:
+    loader: Any = transformers.AutoModelForCausalLM
+    return loader.from_pretrained(folder, dtype=torch.float32, **changes).eval()
+
+
+def logits(folder: Path) -> Tensor:
+    return answer(load(folder))
+
+
+def with_adapter(trained: Path, model: Any) -> Tensor:
+    import peft
+
+    to = trained / "adapter"
+    return answer(peft.PeftModel.from_pretrained(model, str(to if to.exists() else export(trained, "adapter", ""))))
+
+
+@torch.no_grad()
+def answer(model: Any) -> Tensor:
+    return model(input_ids=torch.arange(3, 60)[None]).logits
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())

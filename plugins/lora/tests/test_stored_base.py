@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from stored_bases import STRATEGIES, adapted, folder_of, job, result, steps, trained_base
+from stored_bases import RUNS, adapted, folder_of, job, result, steps, trained_base
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -119,8 +119,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "precision"), RUNS)
 def test_every_strategy_has_the_bits_of_a_base_in_fp32(strategy: str, precision: str, base: Path) -> None:
     given: dict[str, Any] = {"strategy": strategy, "nproc": 1 if strategy == "single" else 2, "precision": precision}
     name = f"{strategy}-{precision}"

@@ -40,9 +40,21 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     write_card(to, trained)
     for file in filter(Path.is_file, to.iterdir()):  # libraries make some that nobody else may read
         file.chmod((to / FILE).stat().st_mode)
+    if trained.config.lora.base == "nf4":
+        _say_what_differs(merged, str(module.dtype).removeprefix("torch."))
     if not hasattr(module, "save_pretrained"):
         kind, file = type(module).__name__, to / WEIGHTS
         log.warning("%s is not a model of transformers; %s has its weights, and %s how to load them", kind, file, FILE)
+
+
+def _say_what_differs(merged: bool, dtype: str) -> None:
+    if not merged:
+        log.warning(
+            "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load it in 4 bits, by "
+            "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4'), or export with --merged"
+        )
+    elif dtype != "float32":
+        log.warning("lora.base = nf4: the merged weights are rounded to %s; fp32 keeps the answers of the run", dtype)
 
 
 def _base(trained: TrainedModel) -> str | None:
