@@ -3,6 +3,7 @@
     python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit,resnet] [--strategies single] [--shapes 4x64]
                                         [--scale small] [--checkpointing off,on] [--nproc 2] [--precision fp32]
                                         [--micro-batches 1] [--padding-free off] [--layers N]
+                                        [--lora RANK] [--base fp32,file,nf4]
 
 Every row of the data has the same length, so each step has the longest micro-batch. A job trains for five steps of
 AdamW on real ranks over gloo. The preloaded allocator.c sees every block; the peak of a step is the highest sum of
@@ -11,6 +12,8 @@ blocks allocated since before the strategy's setup. Under deepspeed the bucket s
 The third, fourth and fifth step are measured. A thread of gloo may hold a sent tensor for some milliseconds after the
 rank has waited for it, so the peak of the same step varies between runs. "real" is the least of the three peaks, with
 which the plan is compared; "at most" is the excess of the others.
+
+With --lora the weights are files in bf16, of which --base is the frozen base.
 
 Bounds: 1 % of the peak for single, ddp, fsdp, accelerate, horovod and deepspeed at stages 0 to 2, 5 % for mesh, 10 %
 for deepspeed at stage 3, where gloo gathers, probably with a copy, while the rank computes.
@@ -26,7 +29,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,6 +100,11 @@ class Made:
     """Tokens of each row; an image has as many patches, and a square of them."""
     layers: int | None = None
     """Number of layers; ``None``: that of ``scale``."""
+    folder: str | None = None
+    """Folder with the weights; ``None``: random ones."""
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        return Path(self.folder) if self.folder else None
 
     def prepare(self, config: RunConfig) -> Datasets:
         rows = RandomTexts(self.kind, self.length)
@@ -104,6 +113,11 @@ class Made:
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         import transformers
 
+        if self.folder:
+            loader: Any = type(replace(self, folder=None).build_model(config, data))
+            if torch.get_default_device().type == "meta":
+                return loader(transformers.AutoConfig.from_pretrained(self.folder)).bfloat16()
+            return loader.from_pretrained(self.folder, dtype=torch.bfloat16).float()
         if self.kind == "resnet":
             return transformers.ResNetForImageClassification(transformers.ResNetConfig(**RESNETS[self.scale]))
         layers, hidden, heads = SIZES[self.scale][self.kind]
@@ -174,6 +188,9 @@ def settings(
     micro_batches: int = 1,
     padding_free: str = "off",
     layers: int | None = None,
+    lora: int | None = None,
+    base: str = "fp32",
+    folder: str | None = None,
 ) -> dict[str, Any]:
     """The config of a job, as changes; ``shape`` is rows x tokens of a micro-batch."""
     rows, length = map(int, shape.split("x"))
@@ -183,9 +200,10 @@ def settings(
     return {
         "strategy_options": options,
         "task": f"{Path(__file__)}:Made",
-        "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers},
+        "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers, "folder": folder},
         "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": WARM + MEASURED, "data_guard_steps": 0,
         "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
+        "lora": {"rank": lora, "base": base} if lora else {},
         "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "padding_free": padding_free,
     }  # fmt: skip
 
@@ -229,6 +247,15 @@ def allocator(what: str) -> int:
     return int(function())
 
 
+@cache
+def save(kind: Literal["bert", "gpt2", "llama"], scale: str, layers: int | None) -> str:
+    """Save random weights of the model in bf16; return the folder."""
+    folder = tempfile.mkdtemp()
+    made: Any = Made(kind=kind, scale=scale, layers=layers)
+    made.build_model(None, None).bfloat16().save_pretrained(folder)
+    return folder
+
+
 def restart_with_allocator() -> None:
     """Compile the counting library, and restart this program with it."""
     folder = tempfile.mkdtemp()
@@ -252,19 +279,26 @@ def main() -> int:
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--padding-free", "--packing", default="off", choices=("off", "on"))
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--lora", type=int, metavar="RANK")
+    parser.add_argument("--base", default="fp32", help="with --lora: fp32, file or nf4, several by commas")
     given = parser.parse_args()
-    print("| model | strategy | batch | checkpointing | planned | in | real | at most | apart |\n" + "|---" * 9 + "|")
+    print(
+        "| model | base | strategy | batch | checkpointing | planned | in | real | at most | apart |\n"
+        + "|---" * 10
+        + "|"
+    )
     held = True
-    choices = (given.kinds, given.strategies, given.shapes, given.checkpointing)
-    for kind, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
+    choices = (given.kinds, given.base, given.strategies, given.shapes, given.checkpointing)
+    for kind, base, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
+        folder = save(kind, given.scale, given.layers) if given.lora else None
         changes = settings(
             kind, strategy, shape, scale=given.scale, checkpointing=checkpointing == "on", nproc=given.nproc,
             precision=given.precision, micro_batches=given.micro_batches, padding_free=given.padding_free,
-            layers=given.layers,
+            layers=given.layers, lora=given.lora, base=base, folder=folder,
         )  # fmt: skip
         row, peaks = plan_row(changes), measure_peaks(changes)
         peak, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"
-        head = f"| {kind} | {strategy} | {shape} | {checkpointing} |"
+        head = f"| {kind} | {base} | {strategy} | {shape} | {checkpointing} |"
         if row.step is None:
             print(f"{head} {row.untraced or row.reason} | | {peak / 2**20:.2f} | {more} | |", flush=True)
             continue
