@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,7 @@ from distcore.resolve import strategies, tasks
 from distcore.resolve.complete import complete
 from distcore.resolve.resolve import resolve
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
+from distcore_tasks.shared.pretrained import load_model
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import PlanRequest
 
@@ -114,10 +115,7 @@ class Made:
         import transformers
 
         if self.folder:
-            loader: Any = type(replace(self, folder=None).build_model(config, data))
-            if torch.get_default_device().type == "meta":
-                return loader(transformers.AutoConfig.from_pretrained(self.folder)).bfloat16()
-            return loader.from_pretrained(self.folder, dtype=torch.bfloat16).float()
+            return load_model("AutoModelForCausalLM", "made", Path(self.folder), dropout=None)
         if self.kind == "resnet":
             return transformers.ResNetForImageClassification(transformers.ResNetConfig(**RESNETS[self.scale]))
         layers, hidden, heads = SIZES[self.scale][self.kind]

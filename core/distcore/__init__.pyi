@@ -40,6 +40,7 @@ from distcore.model.optimizers.adam import can_fuse as can_fuse
 from distcore.model.row_dropout import RowMasks as RowMasks
 from distcore.model.row_dropout import current_masks as current_masks
 from distcore.model.transformers_log import silence_transformers as silence_transformers
+from distcore.plugin.adapter import Origin as Origin
 from distcore.plugin.batching.columns import Column as Column
 from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn
 from distcore.plugin.batching.permutation import Feistel as Feistel

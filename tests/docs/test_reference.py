@@ -22,9 +22,9 @@ import distcore.cli
 import distcore.files
 import distcore.jobs
 import distcore.launchers
-import distcore.tables
 import distcore.testing
 import distcore_data
+import distcore_workbench.tables
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
@@ -67,7 +67,15 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     )
 
 
-ROOMS = (distcore, distcore_data, distcore.cli, distcore.files, distcore.jobs, distcore.launchers, distcore.tables)
+ROOMS = (
+    distcore,
+    distcore_data,
+    distcore.cli,
+    distcore.files,
+    distcore.jobs,
+    distcore.launchers,
+    distcore_workbench.tables,
+)
 PUBLIC = [(name, getattr(package, name)) for package in (*ROOMS, distcore.testing) for name in package.__all__]
 
 

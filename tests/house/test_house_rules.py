@@ -23,10 +23,10 @@ ROOMS = (
     "resolve", "engine", "extensions", "jobs", "testing", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
-LOOSE = {"__init__", "__main__", "deprecation", "errors", "files", "lazy", "registry", "tables"}
+LOOSE = {"__init__", "__main__", "deprecation", "errors", "files", "lazy", "registry"}
 """Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
 PUBLIC_ROOMS = (
-    "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.tables", "distcore.testing",
+    "distcore.cli", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.testing",
 )  # fmt: skip
 """Rooms and loose modules whose ``__all__`` is public, beside that of ``distcore`` itself."""
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)

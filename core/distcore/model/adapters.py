@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from distcore import registry
 from distcore.config import LoRA, RunConfig
-from distcore.errors import ConfigError, StrategyError
-from distcore.plugin.adapter import Adapter
+from distcore.distributed import dtensors
+from distcore.errors import ConfigError, MetaModelError, StrategyError
+from distcore.plugin.adapter import Adapter, Origin
+from distcore.plugin.strategy.contract import LocalRange, ModelSource, WeightStream
 
 
 def adapter_of(config: RunConfig) -> Adapter:
@@ -29,3 +37,78 @@ def resolved(config: RunConfig) -> Mapping[str, Any]:
         value = getattr(lora, changed[0])
         raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=NAME")
     return {}
+
+
+def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> ModelSource:
+    """Return how to build the model of ``base`` with the run's adapter.
+
+    A base that is known by the digest of its values is always built whole.
+    """
+    adapter = adapter_of(config)
+
+    def inject(module: nn.Module) -> Mapping[str, Origin]:
+        return adapter.inject(config, module, base.folder)
+
+    def build_adapted(build: Callable[[], nn.Module]) -> nn.Module:
+        module = build()
+        inject(module)
+        return module
+
+    replay = None if is_known_by_values or base.replay is None else partial(_replay, base.replay, inject)
+
+    def build() -> nn.Module:
+        if replay and base.folder and config.lora.base != "fp32":  # so that no base is ever wider than it stays
+            with suppress(MetaModelError):
+                module, values = replay()
+                dtensors.allocate(module, torch.device("cpu"))
+                dtensors.replay(module, values)
+                return module
+        return build_adapted(base.build)
+
+    return ModelSource(build=build, meta_model=partial(build_adapted, base.meta_model), replay=replay)
+
+
+def _replay(
+    replay_base: Callable[[], tuple[nn.Module, WeightStream]], inject: Callable[[nn.Module], Mapping[str, Origin]]
+) -> tuple[nn.Module, WeightStream]:
+    """Return the meta model of ``replay_base`` with an adapter, and the stream of all its values."""
+    model, base_values = replay_base()
+    before = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    origins = inject(model)
+    parameters = dict(model.named_parameters())
+    own = {name: value.detach().clone() for name, value in parameters.items() if name not in origins}
+    users: dict[str, list[str]] = defaultdict(list)
+    """The parameters that start with the values of one of the base: itself, and perhaps a trained copy."""
+    for name, origin in origins.items():
+        users[origin.name].append(name)
+
+    def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
+        def made_of(name: str) -> tuple[int, int]:
+            """Return the elements of the base that the wanted ones are, or of whose rows they are made."""
+            start, count = wanted(name)
+            if origins[name].make is None or not count:
+                return start, count
+            row, columns = parameters[name].shape[1], before[origins[name].name][1]
+            first, stop = start // row, -(-(start + count) // row)
+            return first * columns, (stop - first) * columns
+
+        def covering(name: str) -> tuple[int, int]:
+            ranges = [(start, start + count) for start, count in map(made_of, users[name]) if count]
+            first = min((start for start, _ in ranges), default=0)
+            return first, max((stop for _, stop in ranges), default=first) - first
+
+        for read_name, read in base_values(covering):
+            for name in users[read_name]:
+                start, count = made_of(name)
+                values = read[start - covering(read_name)[0] :][:count]
+                if (make := origins[name].make) and count:
+                    wide, row = before[read_name][1], parameters[name].shape[1]
+                    values = make(values.view(-1, wide)).view(-1)[wanted(name)[0] % row :][: wanted(name)[1]]
+                yield name, values
+                del values
+            del read  # before the next one is read
+        for name, value in own.items():
+            start, count = wanted(name)
+            yield name, value.reshape(-1)[start : start + count]
+
+    return model, values

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, MetaModelError, ModelError
 from distcore.launchers.processes.failures import one_line
-from distcore.model.adapters import adapter_of
+from distcore.model.adapters import adapted
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
 from distcore.model.pretrained_slices import replay_files
 from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.contract import (
-    BaseModelRef,
-    BuiltModel,
-    Compilations,
-    LocalRange,
-    ModelSource,
-    WeightStream,
-)
+from distcore.plugin.strategy.contract import BaseModelRef, BuiltModel, Compilations, ModelSource, WeightStream
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 
@@ -42,26 +34,7 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     base = base_source(config, task, data)
     if config.lora.rank is None:
         return base
-
-    adapter = adapter_of(config)
-
-    def inject(module: nn.Module) -> Mapping[str, str]:
-        return adapter.inject(config, module, base.folder)
-
-    def build_adapted(build: Callable[[], nn.Module]) -> nn.Module:
-        module = build()
-        inject(module)
-        return module
-
-    # The digest of a base that the task reads by itself needs all values.
-    replay_base = base.replay if base.folder or BoundTask.of(task).from_scratch else None
-    return ModelSource(
-        build=partial(build_adapted, base.build),
-        meta_model=partial(build_adapted, base.meta_model),
-        base=base,
-        adapt=inject,
-        replay=partial(_replay_adapted, replay_base, inject) if replay_base else None,
-    )
+    return adapted(config, base, is_known_by_values=not (base.folder or BoundTask.of(task).from_scratch))
 
 
 def set_up_module(
@@ -150,36 +123,6 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
         return replay_build(make, meta_model(), config.seed)
 
     return ModelSource(build=build, meta_model=meta_model, folder=folder, replay=replay)
-
-
-def _replay_adapted(
-    replay_base: Callable[[], tuple[nn.Module, WeightStream]], adapt: Callable[[nn.Module], Mapping[str, str]]
-) -> tuple[nn.Module, WeightStream]:
-    """Return the meta model of ``replay_base`` with an adapter, and the stream of all its values."""
-    model, base_values = replay_base()
-    names = adapt(model)
-    own = {name: value.detach().clone() for name, value in model.named_parameters() if name not in names}
-    users: dict[str, list[str]] = defaultdict(list)
-    """The parameters that start with the values of one of the base: itself, and perhaps a trained copy."""
-    for name, before in names.items():
-        users[before].append(name)
-
-    def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
-        def covering(before: str) -> tuple[int, int]:
-            ranges = [(start, start + count) for start, count in map(wanted, users[before]) if count]
-            first = min((start for start, _ in ranges), default=0)
-            return first, max((stop for _, stop in ranges), default=first) - first
-
-        for before, read in base_values(covering):
-            for name in users[before]:
-                start = wanted(name)[0] - covering(before)[0]
-                yield name, read[start : start + wanted(name)[1]]
-            del read  # before the next one is read
-        for name, value in own.items():
-            start, count = wanted(name)
-            yield name, value.reshape(-1)[start : start + count]
-
-    return model, values
 
 
 def _check_nothing_is_lost(meta_model: nn.Module) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from distcore.config import RunConfig
+
+
+class Origin(NamedTuple):
+    """Where a frozen parameter of an adapted model, or a trained copy, has its first values from."""
+
+    name: str
+    """The parameter of the model without the adapter."""
+    make: Callable[[Tensor], Tensor] | None = None
+    """Makes rows of the parameter of the same rows of that one; ``None``: they are equal."""
 
 
 class Adapter(Protocol):
@@ -20,12 +29,12 @@ class Adapter(Protocol):
         """Return, by dotted key, values for each 'auto' of the adapter; raises ConfigError for one that cannot be."""
         ...
 
-    def inject(self, config: RunConfig, module: nn.Module, folder: Path | None) -> Mapping[str, str]:
+    def inject(self, config: RunConfig, module: nn.Module, folder: Path | None) -> Mapping[str, Origin]:
         """Put the adapter into ``module``, in place, and freeze the other parameters.
 
         ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's weights, if any.
-        Returns a map from each base parameter's new name to its old one; a trained copy maps to what it was copied
-        from. Raises ConfigError if the model has nothing to adapt.
+        Returns, by the new name, where each of them has its values from, and each copy that is trained. Raises
+        ConfigError if the model has nothing to adapt.
         """
         ...
 

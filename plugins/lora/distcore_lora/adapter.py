@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, RunConfig, silence_transformers
+from distcore import ConfigError, Origin, RunConfig, silence_transformers
 from distcore_lora import nf4
 from distcore_lora.stored_base import store, widen
+from distcore_lora.stored_layers import QuantizedLinear
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -57,12 +58,12 @@ def resolve(config: RunConfig) -> dict[str, Any]:
     return {"lora.alpha": 2.0 * lora.rank if lora.alpha == "auto" else lora.alpha}
 
 
-def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, str]:
+def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, Origin]:
     """Inject the adapter of ``config`` into ``module``, in place, and freeze the other parameters.
 
     ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's weights, if any.
-    Returns a map from each base parameter's new name to its old one. A trained copy maps to the parameter it was copied
-    from. Raises ConfigError if the model has nothing to adapt.
+    Returns, by the new name, where each of these has its values from, and each trained copy. Raises ConfigError if the
+    model has nothing to adapt.
     """
     settings = peft_config(config, module, folder)
     before = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -72,7 +73,7 @@ def inject(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[st
         inject_adapter_in_model(settings, module, adapter_name=ADAPTER)
     _initialize(module, config.seed)
     store(config, module, folder)
-    return _names_before(module, before)
+    return _origins(module, before)
 
 
 def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> LoraConfig:
@@ -244,11 +245,15 @@ def _initialize(module: nn.Module, seed: int) -> None:
             layer.reset_lora_parameters(ADAPTER, True)
 
 
-def _names_before(module: nn.Module, before: Mapping[int, str]) -> dict[str, str]:
-    now = dict(module.named_parameters())
-    names = {name: before[id(parameter)] for name, parameter in now.items() if id(parameter) in before}
+def _origins(module: nn.Module, before: Mapping[int, str]) -> dict[str, Origin]:
+    quantized = {id(part.weight) for part in module.modules() if isinstance(part, QuantizedLinear)}
+    origins = {
+        name: Origin(before[id(parameter)], nf4.quantize if id(parameter) in quantized else None)
+        for name, parameter in module.named_parameters()
+        if id(parameter) in before
+    }
     for path, copy, original in fully_trained_in(module):
         began = dict(original.named_parameters())
         for rest, _ in copy.named_parameters():
-            names[f"{path}.modules_to_save.{ADAPTER}.{rest}"] = before[id(began[rest])]
-    return names
+            origins[f"{path}.modules_to_save.{ADAPTER}.{rest}"] = Origin(before[id(began[rest])])
+    return origins

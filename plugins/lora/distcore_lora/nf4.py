@@ -30,8 +30,17 @@ def bytes_of_row(columns: int) -> int:
     return columns // 2 + columns // BLOCK * 4
 
 
+AT_ONCE = 2**20
+"""Weights that are quantized at once, so that little memory is needed beside them."""
+
+
 def quantize(rows: Tensor) -> Tensor:
     """Return the rows of bytes, ``(rows, bytes_of_row(columns))``, for rows of floats, ``(rows, columns)``."""
+    parts = rows.split(max(1, AT_ONCE // rows.shape[1]))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch.cat([_quantize(part) for part in parts])
+
+
+def _quantize(rows: Tensor) -> Tensor:
     blocks = rows.float().view(len(rows), rows.shape[1] // BLOCK, BLOCK)
     scales = blocks.abs().amax(2)
     # Division, not a product with 1 / scale: the same codes on every device.

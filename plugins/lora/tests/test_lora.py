@@ -142,7 +142,7 @@ def test_a_meta_model_gets_the_same_adapter_as_the_whole_model(tmp_path: Path) -
     assert names == others
     assert mine.keys() - names.keys() == {name for name in mine if ".lora_" in name}
     assert all(torch.equal(mine[name], theirs[name]) for name in mine.keys() - names.keys())
-    assert all(torch.equal(mine[name], before[old]) for name, old in names.items())
+    assert all(torch.equal(mine[name], before[origin.name]) for name, origin in names.items())
     assert all(theirs[name].is_meta for name in names)
 
 

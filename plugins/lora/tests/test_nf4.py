@@ -257,7 +257,7 @@ def with_adapter(trained: Path, model: Any) -> Tensor:
 
 @torch.no_grad()
 def answer(model: Any) -> Tensor:
-    return model(input_ids=torch.arange(3, 60)[None]).logits
+    return torch.as_tensor(model(input_ids=torch.arange(3, 60)[None]).logits)
 
 
 def difference(one: Tensor, other: Tensor) -> float:

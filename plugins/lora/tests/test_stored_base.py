@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from distcore.cli.main import main
 from distcore.errors import ConfigError
-from distcore.model.model_source import model_source
+from distcore.model.model_source import base_source, model_source
 from distcore.resolve.resolve import resolve
+from distcore_lora.adapter import inject
 from distcore_lora.stored_base import MODEL_TYPES
 from distcore_lora.stored_layers import StoredEmbedding, StoredLinear
 
@@ -151,3 +152,29 @@ def test_a_meta_model_has_the_dtypes_of_the_whole_one(base: Path) -> None:
         assert meta == whole
         sizes = [(p.numel(), p.dtype.itemsize) for p in source.meta_model().parameters() if not p.requires_grad]
         assert least <= sum(count * size for count, size in sizes) / sum(count for count, _ in sizes) <= most
+
+
+@pytest.mark.parametrize("kind", ["fp32", "file", "nf4"])
+def test_a_base_that_is_read_tensor_by_tensor_is_that_of_a_whole_load(kind: str, base: Path) -> None:
+    resolved = resolve(job(base, "parts", str(base / "model"), lora={"rank": 2, "base": kind}))
+    config, data = resolved.config, resolved.task.prepare(resolved.config)
+    whole = base_source(config, resolved.task, data).build()
+    inject(config, whole, base / "model")
+    source = model_source(config, resolved.task, data)
+    assert source.replay is not None
+    meta_model, values = source.replay()
+    own = dict(whole.named_parameters())
+    built = source.build()
+    assert [(name, p.dtype) for name, p in meta_model.named_parameters()] == [
+        (name, p.dtype) for name, p in own.items()
+    ]
+    for name, parameter in built.named_parameters():
+        assert torch.equal(parameter, own[name])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(built.buffers(), whole.buffers(), strict=True))
+    for first, last in ((0.0, 1.0), (0.21, 0.4), (0.5, 0.5), (0.93, 1.0)):  # parts that end inside of rows, too
+        ranges = {name: (int(first * p.numel()), int(last * p.numel())) for name, p in own.items()}
+        wanted = {name: (start, stop - start) for name, (start, stop) in ranges.items()}
+        read = dict(values(wanted.__getitem__))
+        assert read.keys() == own.keys()
+        for name, (start, stop) in ranges.items():
+            assert torch.equal(read[name].to(own[name].dtype), own[name].detach().flatten()[start:stop])

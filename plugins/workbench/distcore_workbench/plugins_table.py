@@ -51,13 +51,13 @@ class PluginsTable:
 
     def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print one row per plugin."""
-        from distcore.tables import print_cells
+        from distcore_workbench.tables import print_cells
 
         print_cells(console, headings, rows)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print every plugin, or the one that is named, and return 0; raises DistcoreError if that cannot be used."""
-        from distcore.tables import stdout_console
+        from distcore_workbench.tables import stdout_console
 
         installed = offers(self.group)
         if (name := arguments.name) is None:
@@ -71,7 +71,7 @@ class PluginsTable:
         return 0
 
     def _show(self, console: Console, plugins: Sequence[Description], *, overview: bool) -> None:
-        from distcore.tables import print_described, say
+        from distcore_workbench.tables import print_described, say
 
         if not overview:
             (facts,) = plugins
@@ -90,7 +90,7 @@ class PluginsTable:
         say(console, f"distcore {self.group} NAME shows the options of one.")
 
     def _show_details(self, console: Console, facts: Description) -> None:
-        from distcore.tables import print_described, say
+        from distcore_workbench.tables import print_described, say
 
         for remark in self.remarks(facts):
             say(console, f"{facts['name']}: {remark}")

@@ -234,18 +234,7 @@ class ModelSource:
     ``build`` then.
     """
     folder: Path | None = None
-    """The local folder of the safetensors files that ``build`` reads; ``None`` if it reads none.
-
-    ``None``, too, if an adapter changes the names of the weights: ``base`` then has the folder.
-    """
-    base: ModelSource | None = None
-    """How to build the model without its adapter; ``None`` if the run trains no adapter."""
-    adapt: Callable[[nn.Module], Mapping[str, str]] | None = None
-    """Inject the adapter into a whole model or a meta model of ``base``, in place.
-
-    Returns a map from each base parameter's new name to its old one. A trained copy maps to the parameter it was copied
-    from. The other parameters are the adapter's; their values are on the CPU, also in a meta model.
-    """
+    """The local folder of the files that ``build`` reads; ``None`` if it reads none, or the model has an adapter."""
     replay: Callable[[], tuple[nn.Module, WeightStream]] | None = None
     """Build the meta model with values in its buffers; return it, and a stream of its parameters' values.
 

@@ -84,7 +84,7 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
             "leave out --format"
         )
     if hasattr(module, "peft_config"):
-        from distcore_lora.adapter import take_out
+        from distcore_lora import take_out
 
         module = take_out(module, merge=True)
     if reads == "pixel_values":

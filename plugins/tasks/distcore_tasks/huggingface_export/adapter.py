@@ -25,7 +25,7 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    from distcore_lora.adapter import take_out
+    from distcore_lora import take_out
 
     to.mkdir(parents=True, exist_ok=True)
     [(name, settings)] = module.peft_config.items()

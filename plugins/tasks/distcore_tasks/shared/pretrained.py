@@ -187,8 +187,10 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             meta_model: nn.Module = loader.from_config(shape)
             # The names and shapes in the files alone; transformers does not load under the meta device.
             with torch.device("cpu"):
-                _, report = loader.from_pretrained(folder, **settings, device_map="meta", output_loading_info=True)
+                read, report = loader.from_pretrained(folder, **settings, device_map="meta", output_loading_info=True)
             check_matched(name, meta_model, report)
+            if hasattr(read, "generation_config"):  # a file of the folder, which from_config does not read
+                meta_model.generation_config = read.generation_config
             return meta_model
         model, report = loader.from_pretrained(folder, **settings, output_loading_info=True)
         check_matched(name, model, report)

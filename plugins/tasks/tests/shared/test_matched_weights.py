@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,21 @@ def test_weights_of_16_bits_make_a_model_in_fp32_whole_or_slice_by_slice(folder:
     assert source.replay is not None
     for model in (source.build(), source.meta_model(), source.replay()[0]):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_how_to_generate_is_read_with_the_weights(device: str, tmp_path: Path) -> None:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20, pad_token_id=0
+    )
+    LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[2, 7], repetition_penalty=1.3).save_pretrained(tmp_path)
+    with torch.device(device):
+        model: Any = load_model("AutoModelForCausalLM", "mine", tmp_path, None)
+    assert model.generation_config.eos_token_id == [2, 7]
+    assert model.generation_config.repetition_penalty == 1.3
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -95,8 +95,8 @@ def show(findings: list[Finding]) -> None:
     """Print a table of the findings, below it why cases were skipped or are broken, and a summary."""
     from rich.text import Text
 
-    from distcore.tables import print_cells, say, stdout_console
     from distcore.testing import LAWS, SCALE
+    from distcore_workbench.tables import print_cells, say, stdout_console
 
     console = stdout_console()
     rows = [

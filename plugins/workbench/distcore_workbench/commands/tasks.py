@@ -35,7 +35,7 @@ class TasksTable(PluginsTable):
 
     def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print one row per task; its sentence may break."""
-        from distcore.tables import print_described
+        from distcore_workbench.tables import print_described
 
         print_described(console, headings, rows)
 

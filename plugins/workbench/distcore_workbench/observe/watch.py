@@ -10,11 +10,11 @@ from rich.live import Live
 
 from distcore import ConfigError
 from distcore.files import is_held
-from distcore.tables import say
 from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.screen import lines_from, screen
 from distcore_workbench.report.folders import folders_of, read, report_of
 from distcore_workbench.report.live import GRACE, PAUSE
+from distcore_workbench.tables import say
 
 
 def folder_of(path: Path) -> Path:

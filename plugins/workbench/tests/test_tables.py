@@ -13,7 +13,7 @@ from rich.console import Console
 
 from distcore.cli.commands import summaries
 from distcore.cli.main import main
-from distcore.tables import print_cells, print_described
+from distcore_workbench.tables import print_cells, print_described
 
 ROWS = [("ddp", "many", "fp32 bf16 fp16", "no"), ("single", "one", "fp32", "yes")]
 
