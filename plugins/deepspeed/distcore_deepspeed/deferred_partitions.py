@@ -55,8 +55,9 @@ class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
         own: dict[str, Any] = dict(self.module.named_parameters())
         for name, drawn in self._values(lambda name: self._interval(own[name].numel())):
             parameter, (start, count) = own[name], self._interval(own[name].numel())
-            # In fp32 a frozen base keeps its own dtype, which may have 16 bits. Else DeepSpeed casts all parameters.
-            dtype = parameter.dtype if self.dtype == torch.float32 else self.dtype
+            # In fp32 a frozen base keeps its own dtype, which may have 16 bits. Else DeepSpeed casts all but bytes.
+            is_cast = self.dtype != torch.float32 and parameter.is_floating_point()
+            dtype = self.dtype if is_cast else parameter.dtype
             # Only the pages of the partition are written, so on a CPU the rest takes no memory.
             whole = torch.empty(parameter.shape, dtype=dtype, device=self.local_device)
             whole.view(-1)[start : start + count] = drawn

@@ -52,6 +52,6 @@ class Adam(Moments):
 
 
 def can_fuse(module: nn.Module) -> bool:
-    """Return True if torch's fused Adam takes the trained parameters: floating-point, and on one type of device."""
-    kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters() if p.requires_grad}
+    """Return True if torch's fused Adam takes the parameters: floating-point if trained, and on one type of device."""
+    kinds = {(p.device.type, p.is_floating_point() or not p.requires_grad) for p in module.parameters()}
     return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}
