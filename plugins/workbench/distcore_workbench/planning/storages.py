@@ -172,11 +172,14 @@ def _has_parts(kind: type) -> bool:
 
 
 def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True for a function that makes integers or truth values from no tensor: positions, masks."""
+    """Return True for a function that makes integers or truth values from no tensor: positions, masks.
+
+    Bytes are no such numbers, but weights in few bits.
+    """
     kind = kwargs.get("dtype")
     if kind is None:
         return func is aten.arange.default or func is aten.arange.start or func is aten.arange.start_step
-    return not kind.is_floating_point and not kind.is_complex
+    return not kind.is_floating_point and not kind.is_complex and kind is not torch.uint8
 
 
 def _as_rows(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
