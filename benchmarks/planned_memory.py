@@ -58,6 +58,7 @@ SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "tiny": dict.fromkeys(("bert", "gpt2", "llama", "vit"), (2, 64, 2)),
     "small": dict.fromkeys(("bert", "gpt2", "llama", "vit"), (4, 256, 4)),
     "base": dict.fromkeys(("bert", "gpt2", "vit"), (12, 768, 12)) | {"llama": (2, 2048, 32)},
+    "1b": {"llama": (22, 2048, 32)},
     "7b": {"llama": (32, 4096, 32)},
 }
 """Layers, hidden size and heads; ``base`` has the published sizes, of TinyLlama 2 of its 22 layers."""
