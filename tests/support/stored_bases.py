@@ -29,8 +29,8 @@ DISTILBERT = {
 ENCODERS = ("bert", "distilbert", "electra", "roberta", "xlm-roberta")
 
 STRATEGIES = (
-    "single", "ddp", "fsdp", "fsdp:param_dtype=precision", "deepspeed:2", "deepspeed:3", "mesh:shard=2", "horovod",
-    "accelerate",
+    "single", "ddp", "fsdp", "fsdp:param_dtype=precision", "deepspeed:2", "deepspeed:3", "mesh:shard=2", "mesh:tp=2",
+    "horovod", "accelerate",
 )  # fmt: skip
 RUNS = [
     pytest.param(strategy, precision, marks=() if (strategy, precision) in quick else pytest.mark.slow)

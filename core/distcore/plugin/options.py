@@ -109,7 +109,7 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
 
 def _is_bool_for_another(cls: type[object], name: str, value: object) -> bool:
     wanted = str(_types(cls).get(name, bool))
-    return isinstance(value, bool) and not any(word in wanted for word in ("bool", "Any", "object"))
+    return isinstance(value, bool) and not any(word in wanted for word in ("bool", "Any", "object", "'on'"))
 
 
 def _dataclasses_in(cls: type[object]) -> dict[str, type[object]]:

@@ -1,8 +1,8 @@
-"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314); the bytes are those of bitsandbytes on a CPU.
+"""NF4: weights in 4 bits, as QLoRA defines them (arXiv:2305.14314); codes and scales are bitsandbytes' on a CPU.
 
-A row of weights becomes a row of bytes: two codes a byte, the first in the high half, then one fp32 scale, the largest
-magnitude, for each block of 64 weights. Blocks never cross rows, so any rows can be made from the same rows of a file,
-and a strategy may shard them. A byte has no arithmetic: no strategy casts it.
+A block of 64 weights in a row becomes 36 bytes of that row: two codes a byte, the first in the high half, then an fp32
+scale, the largest magnitude. So any rows, and any blocks of them, are made from the same weights of a file, and a
+strategy may split both. A byte has no arithmetic: no strategy casts it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ PAIRS = torch.stack((CODES.repeat_interleave(16), CODES.repeat(16)), 1).view(tor
 """Both values of a byte, as one number of 8 bytes: one look-up for two weights."""
 
 
+BLOCK_BYTES = BLOCK // 2 + 4
+"""Bytes of a block."""
+
+
 def bytes_of_row(columns: int) -> int:
     """Return the number of bytes of a row of ``columns`` weights, a multiple of BLOCK."""
-    return columns // 2 + columns // BLOCK * 4
+    return columns // BLOCK * BLOCK_BYTES
 
 
 AT_ONCE = 2**20
@@ -45,15 +49,14 @@ def _quantize(rows: Tensor) -> Tensor:
     scales = blocks.abs().amax(2)
     # Division, not a product with 1 / scale: the same codes on every device.
     parts = blocks / torch.where(scales == 0, 1, scales).unsqueeze(2)
-    codes = torch.bucketize(parts, MIDPOINTS.to(rows.device), out_int32=True).to(torch.uint8).flatten(1)
-    return torch.cat((codes[:, 0::2] << 4 | codes[:, 1::2], scales.view(torch.uint8)), 1)
+    codes = torch.bucketize(parts, MIDPOINTS.to(rows.device), out_int32=True).to(torch.uint8)
+    pairs = codes[..., 0::2] << 4 | codes[..., 1::2]
+    return torch.cat((pairs, scales.unsqueeze(2).view(torch.uint8)), 2).flatten(1)
 
 
 def dequantize(packed: Tensor) -> Tensor:
     """Return the rows in fp32, ``(rows, columns)``, for rows of bytes."""
-    rows, size = packed.shape
-    columns = size * BLOCK // bytes_of_row(BLOCK)
-    codes, scales = packed[:, : columns // 2], packed[:, columns // 2 :]
+    blocks = packed.view(len(packed), packed.shape[1] // BLOCK_BYTES, BLOCK_BYTES)
+    codes, scales = blocks[..., : BLOCK // 2], blocks[..., BLOCK // 2 :].contiguous().view(torch.float32)
     weights = PAIRS.to(packed.device).index_select(0, codes.int().flatten()).view(torch.float32)
-    weights = weights.view(rows, columns // BLOCK, BLOCK).mul_(scales.contiguous().view(torch.float32).unsqueeze(2))
-    return weights.view(rows, columns)
+    return weights.view(*blocks.shape[:2], BLOCK).mul_(scales).flatten(1)

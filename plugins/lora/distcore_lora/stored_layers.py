@@ -49,6 +49,9 @@ class StoredLinear(nn.Linear):
 class QuantizedLinear(nn.Linear):
     """A linear layer with a frozen weight in NF4, which each product widens; its rows are rows of bytes."""
 
+    columns_together = nf4.BLOCK_BYTES
+    """Columns of the weight that a strategy that splits them must leave together."""
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the layer with its weight dequantized."""
         return self.product(input, self.bias)

@@ -45,7 +45,13 @@ MADE_BY_BITSANDBYTES = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bytes_are_those_that_bitsandbytes_made(dtype: torch.dtype) -> None:
     packed = nf4.quantize(some_rows(dtype))
-    assert sha256_of(packed[:, :128], packed[:, 128:]) == MADE_BY_BITSANDBYTES[dtype]
+    assert sha256_of(*in_their_order(packed)) == MADE_BY_BITSANDBYTES[dtype]
+
+
+def in_their_order(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """All codes, then all scales."""
+    blocks = packed.view(-1, nf4.BLOCK_BYTES)
+    return blocks[:, :32].contiguous(), blocks[:, 32:].contiguous()
 
 
 def sha256_of(codes: Tensor, scales: Tensor) -> str:
@@ -60,8 +66,9 @@ def test_bytes_and_values_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
     theirs, state = library.quantize_4bit(rows, blocksize=nf4.BLOCK, quant_type="nf4")
     packed = nf4.quantize(rows)
     assert packed.shape == (40, nf4.bytes_of_row(256))
-    assert torch.equal(packed[:, :128].reshape(-1, 1), theirs)
-    assert torch.equal(packed[:, 128:].contiguous().view(torch.float32).flatten(), state.absmax)
+    codes, scales = in_their_order(packed)
+    assert torch.equal(codes.reshape(-1, 1), theirs)
+    assert torch.equal(scales.view(torch.float32).flatten(), state.absmax)
     assert sha256_of(theirs, state.absmax) == MADE_BY_BITSANDBYTES[dtype]
     assert torch.equal(nf4.dequantize(packed).to(dtype), library.dequantize_4bit(theirs, state))
 
@@ -71,6 +78,14 @@ def test_any_rows_are_made_from_the_same_rows() -> None:
     packed = nf4.quantize(rows)
     assert torch.equal(torch.cat([nf4.quantize(rows[:7]), nf4.quantize(rows[7:7]), nf4.quantize(rows[7:])]), packed)
     assert torch.equal(nf4.dequantize(packed[7:20]), nf4.dequantize(packed)[7:20])
+
+
+def test_any_blocks_are_made_from_the_same_columns() -> None:
+    rows = some_rows(torch.bfloat16)
+    packed = nf4.quantize(rows)
+    first, last = nf4.quantize(rows[:, :64]), nf4.quantize(rows[:, 64:])
+    assert torch.equal(torch.cat([first, last], 1), packed)
+    assert torch.equal(nf4.dequantize(packed[:, 36:108]), nf4.dequantize(packed)[:, 64:192])
 
 
 def test_what_was_dequantized_is_quantized_to_the_same_bytes() -> None:

@@ -123,9 +123,12 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
             path, _, attribute = name.rpartition(".")
             sizes[name] = getattr(model.get_submodule(path), attribute)
         elif style != "replicated_with_grad_allreduce":
-            module = model.get_submodule(name)
-            parts = 3 if style == "qkv_colwise" else 1
-            sizes[name] = _weight(module, name, style).shape[_dimension(module, style)] // parts
+            module, dimension = model.get_submodule(name), _dimension(model.get_submodule(name), style)
+            together = (
+                getattr(module, "columns_together", 1) if dimension == 1 else 1
+            )  # a block of 4-bit weights
+            parts = 3 if style == "qkv_colwise" else together
+            sizes[name] = _weight(module, name, style).shape[dimension] // parts
     if wrong := next((name for name, size in sizes.items() if size % ranks), None):
         common = gcd(*sizes.values())
         possible = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
