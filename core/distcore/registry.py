@@ -44,7 +44,9 @@ ELSEWHERE = {
     | {"index": "data", "migrate": "migrate"},
     "adapters": {"lora": "lora"},
     "exports": {"huggingface": "tasks"},
-    "extensions": dict.fromkeys(("nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench")
+    "extensions": dict.fromkeys(
+        ("activation_offload", "nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench"
+    )
     | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
     | {"batch_norm": "tasks", "lm_eval": "tasks"},
     "launchers": dict.fromkeys(("kubernetes", "mpi", "slurm", "ssh", "torchrun"), "clusters") | {"ray": "ray"},

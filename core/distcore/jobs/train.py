@@ -262,13 +262,18 @@ def check(resolved: Resolved) -> Datasets:
     from distcore.checkpoint.foreign import reader_of
     from distcore.engine.trainer import load_extensions
     from distcore.model.model_source import check_model, model_source
+    from distcore.plugin.strategy.capabilities import ChecksConfig
     from distcore.plugin.strategy.hooks import Hooks
     from distcore.plugin.strategy.tally import Tally
     from distcore.resolve.complete import complete
     from distcore.resolve.run_folder import check_out
 
     config = resolved.config
-    hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config) | resolved.task.listener())
+    extensions = load_extensions(config)
+    hooks = Hooks(config.strategy, resolved.strategy, extensions | resolved.task.listener())
+    for extension in extensions.values():
+        if isinstance(extension, ChecksConfig):
+            extension.check_config(config)
     Tally((*resolved.task.logs, *hooks.logs))  # refuses a name that two log
     check_out(config)
     foreign = reader_of(config.resume)

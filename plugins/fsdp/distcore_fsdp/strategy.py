@@ -42,7 +42,7 @@ from distcore import (
     return_large_blocks,
 )
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
-from distcore_fsdp.units import Wrap, checkpoint_activations, describe_units, find_units
+from distcore_fsdp.units import Recomputed, Wrap, checkpoint_activations, describe_units, find_units
 
 log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
@@ -93,8 +93,9 @@ class FSDPStrategy:
     traffic and rounds gradients."""
     cpu_offload: bool = False
     """Keep the shards of parameters, gradients and optimizer state in main memory, and run the optimizer there."""
-    activation_checkpointing: bool = False
-    """Recompute the activations of each unit in backward, instead of keeping them."""
+    activation_checkpointing: Recomputed = False
+    """Recompute the activations of each unit in backward, instead of keeping them. A number n: of every n-th unit.
+    ``products``: of each unit, but results of matrix products and attention are kept."""
     forward_prefetch: Count = 0
     """Units to gather ahead of the computing one in forward; 0: left to torch."""
     backward_prefetch: Count = 0
@@ -184,7 +185,7 @@ class FSDPStrategy:
             self._allocate(model, run.world.device)
             dtensors.replay(model, values)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
-            checkpoint_activations(units.values())
+            checkpoint_activations(units.values(), self.activation_checkpointing)
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
         optimizer = make_optimizer(model) if make_optimizer else None
         return PreparedModel(model=model, optimizer=optimizer, state=root)

@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from distcore import StrategyError, repeated_classes
 
 Wrap = int | str | tuple[str, ...]
 """``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of parameters of a unit."""
+Recomputed = bool | Annotated[int, Field(ge=2)] | Literal["products"]
+"""Activations that are recomputed: none, those of all units, of every n-th, or of all but the products' results."""
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules without a forward pass. As units, their parameters would never be gathered."""
 
@@ -49,22 +53,31 @@ def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
     return f"sharded as units: {listed}; with the root: {rest:,} parameters"
 
 
-def checkpoint_activations(units: Iterable[nn.Module]) -> None:
-    """Recompute the activations of each unit in the backward pass.
+def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed = True) -> None:
+    """Recompute the activations of units in the backward pass: of each, of every ``which``-th, or all but products.
 
     Replaces ``forward`` instead of wrapping modules, so that parameter names do not change. A decoder of transformers
     caches keys and values by default. The second forward pass would append them again, so a unit gets no cache in
     training.
     """
-    for unit in units:
-        unit.forward = partial(_checkpoint_forward, unit.forward)
+    every = 1 if isinstance(which, bool | str) else which
+    keeps = partial(create_selective_checkpoint_contexts, _keep_products) if which == "products" else noop_context_fn
+    for unit in list(units)[::every]:
+        unit.forward = partial(_checkpoint_forward, unit.forward, keeps)
 
 
-def _checkpoint_forward(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+def _checkpoint_forward(forward: Callable[..., Any], keeps: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if torch.is_grad_enabled():
         inputs = tuple(None if _is_cache(value) else value for value in inputs)
         named = {name: None if _is_cache(value) else value for name, value in named.items()}
-    return checkpoint(forward, *inputs, use_reentrant=False, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=keeps, **named)
+
+
+def _keep_products(_context: object, operation: object, *_inputs: object, **_named: object) -> CheckpointPolicy:
+    """Keep results of matrix products and of attention: they take most of the time, and a part of the memory."""
+    name = getattr(operation, "_opname", "")
+    keeps = name in PRODUCTS or name.startswith("_scaled_dot_product")
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _is_cache(value: object) -> bool:

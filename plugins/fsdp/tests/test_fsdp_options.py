@@ -15,6 +15,7 @@ from distcore_fsdp.strategy import FSDPStrategy
 OPTIONS = {
     "hybrid": {"sharding": "hybrid", "shard_size": 2},
     "recomputed": {"activation_checkpointing": True, "forward_prefetch": 1, "backward_prefetch": 2, "wrap": 100},
+    "recomputed but products": {"activation_checkpointing": "products"},
     "offloaded": {"cpu_offload": True, "wrap": ["Block", "Embedding"]},
 }
 PLAIN = {"full": {}, "grad": {"sharding": "shard_grad_op"}, "none": {"sharding": "NO_SHARD"}}

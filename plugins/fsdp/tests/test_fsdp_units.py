@@ -1,8 +1,10 @@
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -125,3 +127,35 @@ def test_recomputed_blocks_of_a_decoder_that_keeps_a_cache_give_the_same_gradien
     assert torch.equal(*gradients)
     with torch.no_grad():
         assert model(input_ids=tokens).past_key_values.get_seq_length() == 6
+
+
+class Counts(TorchDispatchMode):
+    """How often each operation ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ran[func._opname] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def step(which):
+    """The gradients of a model, and how often its products and its activation functions ran forward."""
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**SMALL | {"num_hidden_layers": 4}))
+    tokens = torch.randint(3, 300, (2, 5))
+    if which:
+        checkpoint_activations(find_units(model, ("BertLayer",)).values(), which)
+    with Counts() as counts:
+        model.eval()(input_ids=tokens, labels=tokens).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}, counts.ran["addmm"], counts.ran["gelu"]
+
+
+def test_chosen_activations_are_recomputed_and_gradients_stay_the_same():
+    plain, products, functions = step(False)
+    for which, again, of_functions in ((True, 24, 4), (2, 12, 2), ("products", 0, 4)):
+        gradients, ran, ran_functions = step(which)
+        assert all(torch.equal(gradients[name], value) for name, value in plain.items() if value is not None)
+        assert (ran - products, ran_functions - functions) == (again, of_functions)

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from distcore import ConfigError, RunConfig
+from distcore_fsdp import units
 from distcore_mesh.context_parallel import check_sequences
 from distcore_mesh.loss_parallel import check_head
 from distcore_mesh.pipeline_split import check_stages
@@ -49,8 +50,9 @@ class MeshOptions:
     ``--precision``, which also rounds embeddings and normalizations."""
     reduce_dtype: Dtype = "fp32"
     """Dtype in which gradients are averaged over data shards. ``precision``: the dtype of ``--precision``."""
-    activation_checkpointing: bool = False
-    """Recompute the activations of each block in backward, instead of keeping them."""
+    activation_checkpointing: units.Recomputed = False
+    """Recompute the activations of each block in backward, instead of keeping them. A number n: of every n-th block.
+    ``products``: of each block, but results of matrix products and attention are kept; for tp = 1."""
     plan: str | None = None
     """A file with a line ``NAME: STYLE`` for each layer that is split. Default: the plan for the model type, or the
     model's own."""
@@ -92,6 +94,9 @@ class MeshOptions:
             raise ConfigError(f"strategy_options.sequence_parallel = true: {without}")
         if self.loss_parallel and self.tp == 1:
             raise ConfigError("strategy_options.loss_parallel = true: needs tp greater than 1")
+        if self.tp > 1 and self.activation_checkpointing == "products":
+            why = "ranks sum products in place; use true, or a number"
+            raise ConfigError(f"strategy_options.activation_checkpointing = 'products': not with tp = {self.tp}: {why}")
         if self.cp > 1 and self.activation_checkpointing:
             instead = "use --set gradient_checkpointing=true"
             raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")

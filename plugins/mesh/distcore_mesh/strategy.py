@@ -164,7 +164,7 @@ class MeshStrategy(MeshOptions):
             dtensors.allocate(model, run.world.device)
             layout.replay(model, values)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
-            fsdp_units.checkpoint_activations(units.values())
+            fsdp_units.checkpoint_activations(units.values(), self.activation_checkpointing)
         if stages is not None:
             install_stages(model, stages)
         optimizer = make_optimizer(model) if make_optimizer else None

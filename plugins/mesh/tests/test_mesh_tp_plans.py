@@ -90,6 +90,7 @@ def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
         ({"tp": 2, "shard": 3}, r"tp = 2 \* shard = 3 does not make nproc = 4: a multiple of 6 would"),
         ({"replicate": 2, "shard": 1}, r"options: replicate = 2 \* shard = 1 does not make nproc = 4: 2 ranks would"),
         ({"plan": "no.yaml"}, r"plan = 'no.yaml': cannot be read: .*No such file"),
+        ({"tp": 2, "activation_checkpointing": "products"}, r"= 'products': not with tp = 2: ranks sum products in pl"),
         ({"cp": 2, "activation_checkpointing": True}, r"checkpointing: not with cp = 2; use --set gradient_checkpoint"),
         ({"tp": 2, "sequence_parallel": True, "lora": 4}, r"lora.rank = 4: .* with sequence_parallel = false only$"),
     ],

@@ -50,7 +50,7 @@ ROWS: dict[str, Rule] = lora_rules.ROWS | {
     "chat_template_path": TEMPLATE,
     "eos_token": TEMPLATE,
     "pad_token": no_effect("padding takes no part in the loss"),
-    "activation_offloading": none("activations are recomputed (gradient_checkpointing), or kept"),
+    "activation_offloading": instead("--set extensions.activation_offload=true, on an accelerator"),
     "gradient_accumulation_steps": fact("accumulation", whole),
     "env": no_effect("set it again where distcore train runs"),
 }

@@ -98,7 +98,7 @@ OURS = re.compile(r"(?<!\w)--[a-z][a-z-]+|\bdistcore [a-z]+|\b[a-z]\w+\.[a-z]\w+
 NAMED = {
     "tpu", "tpu_num_cores", "tpu_metrics_debug", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt",
     "use_peft", "adapter", "finetuning_type", "use_galore", "use_apollo", "use_badam", "adapter_name_or_path",
-    "lora_model_dir", "pure_bf16", "trainer.strategy", "activation_offloading", "eval_delay",
+    "lora_model_dir", "pure_bf16", "trainer.strategy", "eval_delay",
     "optimizer.class_path", "lr_scheduler", "max_prompt_length", "max_completion_length", "resize_position_embeddings",
     "generation_config",
 }  # fmt: skip

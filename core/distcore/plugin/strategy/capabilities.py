@@ -118,7 +118,7 @@ class Capabilities:
 
 @runtime_checkable
 class ChecksConfig(Protocol):
-    """A strategy with reasons to refuse a config that ``Capabilities`` cannot express."""
+    """A strategy or extension with reasons to refuse a config that ``Capabilities`` cannot express."""
 
     def check_config(self, config: RunConfig) -> None:
         """Raise DistcoreError, one line, for a config that cannot work; called before any process starts.
