@@ -124,9 +124,7 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
             sizes[name] = getattr(model.get_submodule(path), attribute)
         elif style != "replicated_with_grad_allreduce":
             module, dimension = model.get_submodule(name), _dimension(model.get_submodule(name), style)
-            together = (
-                getattr(module, "columns_together", 1) if dimension == 1 else 1
-            )  # a block of 4-bit weights
+            together = getattr(module, "columns_together", 1) if dimension == 1 else 1  # a block of 4-bit weights
             parts = 3 if style == "qkv_colwise" else together
             sizes[name] = _weight(module, name, style).shape[dimension] // parts
     if wrong := next((name for name, size in sizes.items() if size % ranks), None):
