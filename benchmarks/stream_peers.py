@@ -184,7 +184,8 @@ class NumberedBatches:
         from distcore_data import IndexedRows, WindowedRows
 
         self.rows = IndexedRows(source, {"columns.text": "text", "columns.label": "label"})
-        self.order = WindowedRows.even(0, len(self.rows), 64, 8 * SHARD // 64)(0, 0)
+        bounds = self.rows.pieces(1024)  # as of a run that streams
+        self.order = WindowedRows(bounds=bounds, window=8 * SHARD // 1024)(0, 0)
 
     def __len__(self) -> int:
         return -(-len(self.rows) // BATCH)

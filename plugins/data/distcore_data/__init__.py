@@ -23,6 +23,7 @@ from distcore_data.indexes.choosing import choose_rows
 from distcore_data.indexes.chosen import ChosenRows
 from distcore_data.indexes.rows import IndexedRows
 from distcore_data.orders import RowOrder
+from distcore_data.orders.ahead import FetchedAhead
 from distcore_data.orders.mixtures import MixedRows, shares_of
 from distcore_data.orders.windows import WindowedRows
 from distcore_data.paths import files_of
@@ -31,6 +32,7 @@ from distcore_data.splits import Split, find_split
 __all__ = [
     "BadRows",
     "ChosenRows",
+    "FetchedAhead",
     "Filtered",
     "IndexedRows",
     "MixedRows",

@@ -11,13 +11,16 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
+
+import numpy as np
 
 from distcore import DataError
 from distcore_data.cache import byte_setting, cache_root
@@ -116,6 +119,27 @@ def present(files: Iterable[Path]) -> Iterator[Path]:
         pool.shutdown(cancel_futures=True)
 
 
+def fetch_ahead(files: Sequence[Path]) -> None:
+    """Fetch files, as many as have room beside as many others, in a thread, unless one is at it."""
+    global _AHEAD  # one at a time in a process
+    if _AHEAD and _AHEAD.is_alive():
+        return
+    sizes = np.cumsum([REMOTE[file].size if file in REMOTE else 0 for file in files])
+    some = [file for file, size in zip(files, sizes, strict=True) if size <= byte_setting(LIMIT, BYTES) // 2]
+    missing = [file for file in some if file in REMOTE and not file.is_file()]
+
+    def fetch() -> None:
+        with suppress(DataError):  # who reads the file meets it, too
+            deque(present(missing), maxlen=0)
+
+    if missing:
+        _AHEAD = Thread(target=fetch, name="distcore-fetch", daemon=True)
+        _AHEAD.start()
+
+
+_AHEAD: Thread | None = None
+
+
 class _Room:
     """The room that copies take, of which a reader needs those of some files, in their order."""
 
@@ -199,10 +223,17 @@ def _fetch(file: RemoteFile | None, copy: Path) -> None:
 
 
 def _write(file: RemoteFile, draft: Path) -> None:
-    with file.system.open(file.name, "rb") as source, draft.open("wb") as target:
+    with _own(file.system).open(file.name, "rb") as source, draft.open("wb") as target:
         shutil.copyfileobj(source, target, BLOCK)
     if file.size and draft.stat().st_size != file.size:
         raise EOFError(f"{draft.stat().st_size} of {file.size} bytes came")
+
+
+def _own(system: Any) -> Any:
+    """Return a file system of this process: some refuse to work in one that was forked, as loaders of rows are."""
+    if getattr(system, "_pid", None) in (None, os.getpid()):
+        return system
+    return type(system)(*system.storage_args, **system.storage_options)
 
 
 def persistent(url: str, action: Callable[[], T]) -> T:

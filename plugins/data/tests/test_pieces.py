@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distcore import DataError
-from distcore_data import IndexedRows, read_records, skipping
+from distcore_data import IndexedRows, fetching, read_records, skipping
 from distcore_data.formats import arrow_columns, arrow_rows
 from distcore_data.indexes import pieces
 
@@ -26,7 +26,8 @@ ASKED = {"columns.text": "text", "columns.label": "meta.label"}
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pieces, "LARGE", LARGE)
-    pieces.copied.cache_clear()
+    pieces._copied.cache_clear()
+    monkeypatch.setattr(pieces, "_OPENED", set())
 
 
 def written(file: Path, texts: Any = None, group: int = ROWS) -> Path:
@@ -61,7 +62,7 @@ def test_a_copy_is_made_once_and_of_other_columns_anew(tmp_path: Path) -> None:
     assert rows[[4999]] == [("text 4999", 4999 % 7)]
     [made] = copies(tmp_path)
     before = made.stat().st_mtime_ns
-    pieces.copied.cache_clear()
+    pieces._copied.cache_clear()
     some = [0, 1023, 1024]
     assert IndexedRows(tmp_path / "a.parquet", ASKED)[some] == [(f"text {row}", row % 7) for row in some]
     assert [file.stat().st_mtime_ns for file in copies(tmp_path)] == [before]
@@ -116,3 +117,27 @@ def test_a_row_may_lie_in_a_later_batch_than_its_part_begins_with(tmp_path: Path
     asked, parts, rows = {"columns.text": "text"}, np.array([0, 0, 0, 1]), np.array([3, 12, 29, 15])
     taken = arrow_rows.take_arrow(tmp_path / "a.arrow", asked, parts, rows)
     assert taken == [("0 3",), ("1 2",), ("2 9",), ("2 5",)]
+
+
+def test_copies_are_bounded_and_those_of_other_runs_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (written(tmp_path / name, [name * 20] * ROWS) for name in ("a.parquet", "b.parquet"))
+    first = IndexedRows(one, ASKED)
+    assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)]
+    [copy] = copies(tmp_path)
+    monkeypatch.setenv(fetching.LIMIT, str(copy.stat().st_size * 3 // 2))
+    with pytest.raises(DataError, match=r"the copies of a run take more than .* bytes; raise DISTCORE_REMOTE_BYTES"):
+        IndexedRows(two, ASKED)[[0]]
+    assert copies(tmp_path) == [copy]
+    pieces._OPENED.clear()  # as in another run
+    assert IndexedRows(two, ASKED)[[0]] == [("b.parquet" * 20, 0)]
+    assert len(copies(tmp_path)) == 1
+    assert copies(tmp_path) != [copy]
+    pieces._OPENED.clear()
+    assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)], "made again"
+    assert copies(tmp_path) == [copy]
+    monkeypatch.setenv(fetching.LIMIT, str(copy.stat().st_size * 5 // 2))
+    IndexedRows(two, ASKED)[[0]]
+    pieces._OPENED.remove(next(other for other in copies(tmp_path) if other != copy))
+    IndexedRows(written(tmp_path / "c.parquet", ["c.parquet" * 20] * ROWS), ASKED)[[0]]
+    assert len(copies(tmp_path)) == 2
+    assert copy in copies(tmp_path), "it is older, but read"

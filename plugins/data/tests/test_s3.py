@@ -74,3 +74,25 @@ def test_a_changed_object_is_another_source_and_a_missing_one_is_one_line(bucket
     assert source_digest(Path("s3://rows/set")) != before
     with pytest.raises(DataError, match=r"s3://rows/none\.jsonl"):
         list(read_records(Path("s3://rows/none.jsonl"), {"columns.text": "text"}))
+
+
+class Parts:
+    """Some rows at a time; a dataset of torch."""
+
+    def __init__(self, rows: IndexedRows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, part: int) -> list[Any]:
+        return list(self.rows[range(3 * part, 3 * part + 3)])
+
+
+def test_loader_processes_fetch_what_they_read(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setenv(fetching.LIMIT, str(len(lines(ROWS[4:]))))  # for one file at a time
+    parts: Any = Parts(IndexedRows(Path("s3://rows/set"), {"columns.text": "text"}))
+    loader = DataLoader(parts, None, num_workers=2)
+    assert [text for part in loader for (text,) in part] == ROWS

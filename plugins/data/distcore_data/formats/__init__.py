@@ -83,19 +83,19 @@ def format_of(path: Path) -> str:
 
 
 def take_rows(
-    path: Path, columns: Columns, kind: str, places: np.ndarray, rows: np.ndarray, shard: int
+    path: Path, file: Path, columns: Columns, kind: str, places: np.ndarray, rows: np.ndarray, shard: int
 ) -> list[Record] | None:
     """Return some rows at once, ascending, of a format that has them so; ``None`` for others, and if one is bad.
 
-    ``places`` are those of the file or folder. Rows of a folder are in one ``shard`` of it.
+    ``places`` are those of the file or folder. Rows of a folder are in one ``file``, the ``shard`` of this number.
     """
     if kind in TAKEN:
-        return TAKEN[kind](path, columns, shard, rows - places[shard, 0])
+        return TAKEN[kind](path, file, columns, shard, rows - places[shard, 0])
     if kind not in (".arrow", ".parquet"):
         return None
     at = places[:, 0].searchsorted(rows, "right") - 1
     inside, parts = rows - places[at, 0], places[at, 1]
-    return (take_arrow if kind == ".arrow" else take_parquet)(path, columns, parts, inside)
+    return (take_arrow if kind == ".arrow" else take_parquet)(file, columns, parts, inside)
 
 
 def parts_of(path: Path) -> list[tuple[Path, Place]]:

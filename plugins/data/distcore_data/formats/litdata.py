@@ -24,7 +24,6 @@ from distcore_data.formats.row_shards import (
     Shard,
     check_shards,
     decoders,
-    index_state,
     read_index,
     row_values,
     shard_rows,
@@ -75,16 +74,11 @@ def litdata_rows(folder: Path) -> list[int]:
     return [chunk["chunk_size"] for chunk in _opened(folder)[0]]
 
 
-def take_litdata(folder: Path, columns: Columns, chunk_number: int, rows: np.ndarray) -> list[Record] | None:
+def take_litdata(
+    folder: Path, file: Path, columns: Columns, chunk_number: int, rows: np.ndarray
+) -> list[Record] | None:
     """Return some rows of a chunk in the Arrow format, int64 ``(n,)``; ``None`` for others."""
-    chunk = _listed(folder, index_state(folder))[chunk_number]
-    return None if chunk.compression else take_arrow(chunk.path, columns, None, rows, _in_arrow)
-
-
-@lru_cache(maxsize=8)  # each batch asks for some of many chunks
-def _listed(folder: Path, state: State) -> list[Shard]:
-    chunks, config = _opened(folder)
-    return [_shard(folder, chunk, config) for chunk in chunks]
+    return take_arrow(file, columns, None, rows, _in_arrow)
 
 
 def _read_chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:

@@ -84,7 +84,7 @@ def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: in
             yield tried(partial(record, name, number, row, columns))
 
 
-def take_mds(folder: Path, columns: Columns, shard_number: int, rows: np.ndarray) -> list[Record] | None:
+def take_mds(folder: Path, file: Path, columns: Columns, shard_number: int, rows: np.ndarray) -> list[Record] | None:
     """Return some rows of a shard, int64 ``(n,)``, each read alone; ``None`` if one cannot be read so."""
     entry = _entries(folder)[shard_number]
     shard, names, most = _shard(folder, entry), entry["column_names"], most_bytes()
@@ -95,10 +95,10 @@ def take_mds(folder: Path, columns: Columns, shard_number: int, rows: np.ndarray
     decode = decoders(name, dict(zip(names, entry["column_encodings"], strict=True)), sorted(wanted), DECODERS)
     taken = list[Record]()
     try:
-        with shard.path.open("rb", buffering=0) as file:
+        with file.open("rb", buffering=0) as opened:
             for row in rows.tolist():
-                start, end = struct.unpack("<II", os.pread(file.fileno(), 8, 4 + 4 * row))
-                content = os.pread(file.fileno(), min(max(end - start, 0), most), start)
+                start, end = struct.unpack("<II", os.pread(opened.fileno(), 8, 4 + 4 * row))
+                content = os.pread(opened.fileno(), min(max(end - start, 0), most), start)
                 if len(content) != end - start or start < 8 + 4 * shard.rows or end > shard.size:
                     return None
                 values = zip(names, row_values(content, sizes), strict=True)

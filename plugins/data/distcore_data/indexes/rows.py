@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.fetching import of_remote, present, shown
+from distcore_data.fetching import REMOTE, fetch_ahead, of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
 from distcore_data.formats.arrow_rows import NEAR
@@ -76,11 +76,40 @@ class IndexedRows:
         read = list[Record]()
         for (file, owner, shard, inside), _ in zip(parts, present(file for file, *_ in parts), strict=True):
             try:
-                read += self._read(owner, shard, inside)
+                read += self._read(owner, file, shard, inside)
             except DataError as error:
                 raise of_remote(error, file) from None
         assert len(read) == len(wanted)
         return [read[place] for place in places.tolist()]
+
+    def pieces(self, most: int) -> np.ndarray:
+        """Return the first row of each piece of a file or shard, and the end of the last one, int64, ascending.
+
+        A piece has at most so many rows; a remote file, which is fetched as a whole, is one.
+        """
+        starts = [np.zeros(1, np.int64)]
+        for owner, part in enumerate(self._parts):
+            files = self._shards.get(part, [part])
+            inside = self._places[owner][:, 0] if len(files) > 1 else np.zeros(1, np.int64)
+            bounds = [*(inside + self._ends[owner]).tolist(), int(self._ends[owner + 1])]
+            for file, (first, end) in zip(files, pairwise(bounds), strict=True):
+                count = 1 if file in REMOTE else -(-(end - first) // most)
+                starts.append(np.linspace(first, end, count + 1)[1:].astype(np.int64))
+        return np.unique(np.concatenate(starts))
+
+    @property
+    def is_remote(self) -> bool:
+        """True if files have to be fetched."""
+        return any(file in REMOTE for part in self._parts for file in self._shards.get(part, [part]))
+
+    def fetch(self, numbers: np.ndarray) -> None:
+        """Let a thread fetch the files of rows that will be asked for, in this order, int64 ``(n,)``."""
+        owners = self._ends.searchsorted(numbers, "right") - 1
+        files = dict[Path, None]()
+        for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True):
+            [(file, *_)] = self._by_file(owner, np.array([number - self._ends[owner]]))
+            files[file] = None
+        fetch_ahead(list(files))
 
     def problem(self, number: int, what: str) -> RowError:
         """Return the error of a row, which names its file, and its number there."""
@@ -104,17 +133,17 @@ class IndexedRows:
         for shard, here in _split(shards, numbers):
             yield files[shard], owner, shard, here
 
-    def _read(self, owner: int, shard: int, numbers: np.ndarray) -> list[Record]:
-        """Return rows of one file, or of one shard of a folder, ascending."""
+    def _read(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
+        """Return rows of one file, or of one file of a folder, the shard of this number, ascending."""
         part, places = self._parts[owner], self._places[owner]
         if self._kinds[owner] == ".csv" and csv_delimiter(part, self._columns) != csv_delimiter(part, {}):
             places = np.array([START])  # the index took another delimiter
-        file, kind = part, self._kinds[owner]
+        kind = self._kinds[owner]
         copy = copied(part, self._large[part], asked(self._columns)) if part in self._large else None
         if copy:
             file, kind, places = copy, ".arrow", piece_places(int(self._ends[owner + 1] - self._ends[owner]))
-        taken = take_rows(file, self._columns, kind, places, numbers, shard)
-        return list(self._each(owner, file, kind, places, numbers)) if taken is None else taken
+        taken = take_rows(part, file, self._columns, kind, places, numbers, shard)
+        return list(self._each(owner, copy or part, kind, places, numbers)) if taken is None else taken
 
     def _each(self, owner: int, file: Path, kind: str, places: np.ndarray, numbers: np.ndarray) -> Iterator[Record]:
         """Yield rows of one file or folder, or of ``file``, its copy; each is read from the place before it."""

@@ -15,6 +15,7 @@ from distcore import Column, DataError
 from distcore_data import MixedRows, RowOrder, WindowedRows, shares_of
 from distcore_tasks.shared.mixtures import weights_by_step
 from distcore_tasks.shared.options import Order, TaskOptions
+from distcore_tasks.shared.streams.datasets import StreamedDataset
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 SHARD = 64
 """Rows of a shard: they lie side by side in the files of the cache."""
+PIECE = 1024
+"""Most rows of a shard of a stream, which is a part of a file, or a whole remote one."""
 
 
 class Orderable(Protocol):
@@ -64,6 +67,8 @@ def in_order(
     order = _order(rows, options, config.global_batch_size, sources, sizes)
     if order is None:
         return rows
+    if isinstance(rows, StreamedDataset) and options.order.kind == "windows":
+        order = rows.rows.fetched_ahead(order, SHARD * options.order.window_shards)
     content = hashlib.sha256(f"{rows.content} {order.content}".encode()).hexdigest()
     return replace(rows, row_order=order, content=content)
 
@@ -72,8 +77,9 @@ def _order(
     rows: Orderable, options: TaskOptions, global_batch: int, sources: Sequence[int], sizes: Sequence[float]
 ) -> RowOrder | None:
     asked, weights = options.order, weights_by_step(options)
+    pieces = rows.rows.pieces(PIECE) if isinstance(rows, StreamedDataset) and asked.kind == "windows" else None
     if not weights:
-        return _shuffled(asked, 0, len(rows)) if asked.kind == "windows" else None
+        return _shuffled(asked, pieces, 0, len(rows)) if asked.kind == "windows" else None
     bounds = list(pairwise(sources))
     for source, (start, stop) in zip(weights[0], bounds, strict=True):
         if start == stop:
@@ -88,7 +94,7 @@ def _order(
         (_first_position(step, len(rows), global_batch), shares_of([*map(truediv, by_source.values(), sizes)]))
         for step, by_source in weights.items()
     )
-    shuffled = (_shuffled(asked, *pair, key) for key, pair in enumerate(bounds))
+    shuffled = (_shuffled(asked, pieces, *pair, key) for key, pair in enumerate(bounds))
     return MixedRows(sources=tuple(shuffled), shares=first[1], later=tuple(later))
 
 
@@ -98,7 +104,12 @@ def _first_position(step: int, rows: int, global_batch: int) -> int:
     return epochs * rows + inside * global_batch
 
 
-def _shuffled(asked: Order, start: int, stop: int, key: int = 0) -> WindowedRows:
+def _shuffled(asked: Order, pieces: np.ndarray | None, start: int, stop: int, key: int = 0) -> WindowedRows:
+    """Return the order of some rows. ``pieces``: the bounds of what is read together, of rows that are streamed."""
     if asked.kind == "full":
         return WindowedRows(bounds=np.array([start, stop]), window=1, key=key)
-    return WindowedRows.even(start, stop, SHARD, asked.window_shards, key)
+    if pieces is None:
+        return WindowedRows.even(start, stop, SHARD, asked.window_shards, key)
+    bounds = np.unique(pieces.clip(start, stop))
+    window = round(asked.window_shards * SHARD * (len(bounds) - 1) / (stop - start))
+    return WindowedRows(bounds=bounds, window=max(1, window), key=key)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import Column
-from distcore_data import RowOrder, pass_over
+from distcore_data import FetchedAhead, RowOrder, pass_over
 from distcore_tasks.shared.splits import Refuse
 from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues, spread
 
@@ -45,6 +45,15 @@ class EncodedRows:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self._values)
+
+    def pieces(self, most: int) -> np.ndarray:
+        """Return the first row of each piece of a file of at most ``most`` rows, and the end of the last one, int64."""
+        return self._values.pieces(most)
+
+    def fetched_ahead(self, order: RowOrder, positions: int) -> RowOrder:
+        """Return an order that has remote files fetched before their rows come up, so many positions ahead."""
+        remote = self._values.rows.is_remote
+        return FetchedAhead(order, self._values.fetch, positions) if remote else order
 
     def at(self, rows: np.ndarray) -> list[Encoded]:
         """Return the rows, int64 ``(n,)``. Raises DataError with the row in its source."""

@@ -84,6 +84,15 @@ class NumberedValues(Generic[T]):
         """Return some values, evenly spread over all."""
         return self.at(spread(0, len(self)))
 
+    def pieces(self, most: int) -> np.ndarray:
+        """Return the first value of each piece of a file, as ``IndexedRows.pieces`` does, and the end, int64."""
+        bounds = self.rows.pieces(most)
+        return bounds if self.chosen is None else np.unique([self.chosen.before(int(number)) for number in bounds])
+
+    def fetch(self, places: np.ndarray) -> None:
+        """Have the files of values fetched that will be asked for, int64."""
+        self.rows.fetch(self.numbers(places))
+
     def bounds(self, sources: Iterable[Path]) -> list[int]:
         """Return the first value of each source of a mixture, and the end of the last."""
         ends = np.cumsum([0, *(len(IndexedRows(source, {}, whole=False)) for source in sources)]).tolist()

@@ -1,0 +1,67 @@
+"""An order of rows that says which ones come later, so that what they lie in is fetched meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from distcore import Column
+from distcore_data.orders import RowOrder
+
+LOOKS = 8
+"""Times that an order looks ahead while it goes on by as many positions as it looks at."""
+
+
+@dataclass(frozen=True, eq=False)
+class FetchedAhead:
+    """The order of ``rows``; implements ``RowOrder``."""
+
+    order: RowOrder
+    """The order."""
+    fetch: Callable[[np.ndarray], None]
+    """Is told some rows that come, in order, int64 ``(n,)``."""
+    positions: int
+    """Positions that it looks ahead."""
+    told: dict[int, int] = field(default_factory=dict)
+    """The position from which it looked last, by epoch."""
+
+    @property
+    def content(self) -> str:
+        """Digest of the order."""
+        return self.order.content
+
+    def __call__(self, seed: int, epoch: int) -> EpochAhead:
+        """Return the order of ``epoch``, counted from 0."""
+        return EpochAhead(self, self.order(seed, epoch), epoch)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EpochAhead:
+    """One epoch; implements ``distcore.Column``."""
+
+    ahead: FetchedAhead
+    """The order of all."""
+    rows: Column
+    """The order of this epoch."""
+    epoch: int
+    """Its number."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        """Return the rows at ``positions``, both int64, shape ``(n,)``."""
+        if len(positions):
+            self._look(int(positions[-1]) + 1)
+        return self.rows[positions]
+
+    def _look(self, first: int) -> None:
+        """Tell the rows from a position on, evenly spread, unless it is near to where that was done last."""
+        wide, told = self.ahead.positions, self.ahead.told
+        if first < len(self) and not 0 <= first - told.get(self.epoch, -wide) < wide // LOOKS:
+            told[self.epoch] = first
+            end = min(first + wide, len(self))
+            self.ahead.fetch(self.rows[np.unique(np.linspace(first, end - 1, 1024).astype(np.int64))])

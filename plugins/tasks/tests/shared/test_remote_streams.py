@@ -1,0 +1,126 @@
+"""A stream of remote files that are more than the cache holds: each is fetched once an epoch, and before it is read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcore import RunConfig
+from distcore.plugin.batching.sampling import training_plan
+from distcore_data import WindowedRows, fetching, remote
+from distcore_data.indexes import rows as indexed
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.shared import row_order
+from distcore_tasks.shared.options import Filter, Order
+
+fsspec = pytest.importorskip("fsspec")
+FILES, ROWS, BATCH = 12, 64, 16
+ORDER = Order(kind="windows", window_shards=3)  # of 64 rows, of three files
+
+
+def lines(file: int) -> bytes:
+    return "".join(json.dumps({"text": f"file {file} row {row:02}"}) + "\n" for row in range(ROWS)).encode()
+
+
+@pytest.fixture
+def size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of a remote file; the cache has room for seven of the twelve."""
+    system = fsspec.filesystem("memory")
+    for file in range(FILES):
+        system.pipe(f"/streamed/{file + 10}.jsonl", lines(file))
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(fetching.LIMIT, str(7 * len(lines(0))))
+    remote.copies_of.cache_clear()
+    return len(lines(0))
+
+
+def streamed(data: str, **options: Any) -> Any:
+    task = MaskedLM(data=data, stream=True, split_texts=False, order=ORDER, eval_data=data.split(",")[0], **options)
+    return task.prepare(RunConfig()).train
+
+
+def epoch(rows: Any, number: int) -> Iterator[np.ndarray]:
+    """Read the rows of an epoch, and yield those of each step, when nothing is fetched."""
+    plan = training_plan(RunConfig(global_batch_size=BATCH, micro_batch_size=BATCH), rows)
+    for step in range(plan.steps):
+        numbers = plan.rows(number, step)
+        ahead = fetching._AHEAD
+        assert ahead is None or ahead.name == "distcore-fetch"
+        if ahead:
+            ahead.join()
+        rows.batch(numbers)
+        yield numbers
+
+
+def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, fetched, late, most, seen = streamed("memory://streamed/*.jsonl"), list[str](), list[Path](), 0, list[int]()
+    write, present = fetching._write, fetching.present
+
+    def written(file: Any, draft: Path) -> None:
+        fetched.append(file.name)
+        write(file, draft)
+
+    def asked(files: Iterable[Path]) -> Iterator[Path]:
+        some = list(files)
+        if threading.current_thread() is threading.main_thread():
+            late.extend(file for file in some if not file.is_file())
+        return present(some)
+
+    for copy in fetching.copies_folder().rglob("*.jsonl"):
+        copy.unlink()
+    monkeypatch.setattr(fetching, "_write", written)
+    monkeypatch.setattr(indexed, "present", asked)
+    for numbers in epoch(rows, 0):
+        seen += numbers.tolist()
+        most = max(most, sum(copy.stat().st_size for copy in fetching.copies_folder().rglob("*.jsonl")))
+    assert sorted(seen) == list(range(FILES * ROWS))
+    assert sorted(fetched) == sorted(f"/streamed/{file + 10}.jsonl" for file in range(FILES))
+    assert {file.name for file in late} <= {"10.jsonl", *(Path(name).name for name in fetched[:1])}
+    assert most <= 7 * size
+
+
+def test_windows_of_a_stream_are_of_whole_remote_files_and_parts_of_others(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_order, "PIECE", 16)
+    of_files = streamed("memory://streamed/*.jsonl").row_order.order
+    assert isinstance(of_files, WindowedRows)
+    assert (np.diff(of_files.bounds[np.arange(FILES + 1)]) == ROWS).all()
+    assert (len(of_files.bounds), of_files.window) == (FILES + 1, 3)
+    for file in range(3):
+        (tmp_path / f"{file}.jsonl").write_bytes(lines(file))
+    local = streamed(str(tmp_path / "*.jsonl")).row_order
+    assert (np.diff(local.bounds[np.arange(len(local.bounds))]) == 16).all()
+    assert (len(local.bounds), local.window) == (3 * ROWS // 16 + 1, 12)
+    chosen = streamed(str(tmp_path / "*.jsonl"), filter=Filter("text", "row [01]")).row_order
+    assert len(chosen) == 3 * 20
+    assert set(np.diff(chosen.bounds[np.arange(len(chosen.bounds))]).tolist()) == {16, 4}
+
+
+def test_a_stored_corpus_has_the_order_that_it_had(size: int, tmp_path: Path) -> None:
+    data = "memory://streamed/*.jsonl"
+    stored: Any = MaskedLM(data=data, eval_data=data, order=ORDER).prepare(RunConfig()).train
+    assert isinstance(stored.row_order, WindowedRows)
+    assert stored.row_order.bounds[np.array([1])].tolist() == [64]
+
+
+def test_sources_of_a_mixture_have_windows_of_their_own_files(size: int, tmp_path: Path) -> None:
+    (tmp_path / "local.jsonl").write_bytes(lines(0))
+    order = Order(kind="windows", window_shards=2, mix={"rows": 0.5, "local": 0.5})
+    for file in range(2):
+        fsspec.filesystem("memory").pipe(f"/of{file}/rows.jsonl", lines(file))
+    data = f"memory://of1/rows.jsonl,{tmp_path / 'local.jsonl'}"
+    task = CausalLM(data=data, stream=True, order=order, eval_data=str(tmp_path / "local.jsonl"))
+    rows: Any = task.prepare(RunConfig()).train
+    assert [len(source) for source in rows.row_order.order.sources] == [ROWS, ROWS]
+    seen = np.concatenate(list(epoch(rows, 0)))
+    assert sorted(seen.tolist()) == list(range(2 * ROWS))
