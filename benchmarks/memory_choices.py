@@ -1,18 +1,20 @@
 """Compare what saves memory on one process: bytes for a parameter, seconds for a step, distance of the loss.
 
-    python benchmarks/memory_choices.py [ROW …] [--scale small] [--layers N] [--steps 8] [--data-limit 1.6]
+    python benchmarks/memory_choices.py [ROW …] [--scale small] [--layers N] [--steps 8] [--shape 4x64] [--lora 8]
+                                        [--data-limit 1.6]
 
-A Llama is trained on rows of 64 random tokens, 4 in a step, with weights from files in bf16. Bytes are those of the
-highest resident memory of the process up to the last step, beyond that before the model was built, over the number of
-parameters; activations are in them. Seconds are the median step's. The distance is the largest of all steps, relative
-to the loss of AdamW in fp32, or with an adapter to that of a base in fp32.
+A Llama is trained on random tokens, with weights from files in bf16; --shape is rows x tokens of a step. Bytes are
+those of the highest resident memory of the process up to the last step, beyond that before the model was built, over
+the number of parameters; activations are in them. Seconds are the median step's. The distance is the largest of all
+steps, relative to the loss of AdamW in fp32, or with an adapter to that of a base in fp32.
 
-With --data-limit the process may have so many GiB of data (``RLIMIT_DATA``), libraries and all. A Llama of 1.1 B:
+With --data-limit the process may have so many GiB of data (``RLIMIT_DATA``), libraries and all, and gives back freed
+blocks of 1 MiB. TinyLlama's 1.1 B:
 
-    python benchmarks/memory_choices.py nf4 --scale 1b --steps 3 --data-limit 1.6
+    python benchmarks/memory_choices.py nf4-recomputed --scale 1b --shape 1x64 --lora 2 --steps 3 --data-limit 1.6
 
-Bounds: a base in the dtype of its files and recomputation have a distance of 0, cross entropy in chunks 3e-6, adamw8bit
-2e-5; NF4 takes less memory than a base of its files, and that less than one in fp32.
+Bounds: a base in the dtype of its files and recomputation have a distance of 0, adamw8bit 2e-5; NF4 takes less memory
+than a base of its files, and that less than one in fp32.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ import torch
 from lora_memory import resident
 from safetensors.torch import save_file
 
-from distcore import Progress, RankInfo, launch, load_config
+from distcore import Progress, RankInfo, launch, load_config, return_large_blocks
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
@@ -43,15 +45,15 @@ from distcore.rank_environment import join
 from distcore.resolve import strategies, tasks
 from distcore.resolve.resolve import resolve
 
-ADAPTER = {"lora": {"rank": 8, "base": "fp32"}}
 ROWS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "recomputation": {"gradient_checkpointing": True},
     "adamw8bit": {"optimizer.name": "adamw8bit"},
     "bf16": {"precision": "bf16"},
-    "adapter": ADAPTER,
-    "file": {"lora": {"rank": 8, "base": "file"}},
-    "nf4": {"lora": {"rank": 8, "base": "nf4"}},
+    "adapter": {"lora.base": "fp32"},
+    "file": {"lora.base": "file"},
+    "nf4": {"lora.base": "nf4"},
+    "nf4-recomputed": {"lora.base": "nf4", "gradient_checkpointing": True},
 }
 """Changes of the config by row; each is compared with the last of ``REFERENCES`` before it."""
 REFERENCES = ("adamw", "adapter")
@@ -65,16 +67,20 @@ def main() -> int:
     parser.add_argument("--scale", default="small", choices=planned_memory.SIZES)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--shape", default="4x64")
+    parser.add_argument("--lora", type=int, default=8, metavar="RANK")
     parser.add_argument("--data-limit", type=float, metavar="GIB")
     given = parser.parse_args()
     limit = given.data_limit and int(given.data_limit * GIB)
     print("| choice | bytes for a parameter | seconds for a step | distance of the loss |\n|---|---|---|---|")
     reference, sizes, held = list[float](), dict[str, float](), True
     with tempfile.TemporaryDirectory() as folder:
-        count = save(Path(folder), given.scale, given.layers)
+        count, *_ = launch(save, Path(folder), given.scale, given.layers, nproc=1)  # this process stays small
         for name in given.rows or ROWS:
-            changes = planned_memory.settings("llama", "single", "4x64", folder=folder) | ROWS[name]
-            (peak, seconds, losses), *_ = launch(rank, changes | {"max_steps": given.steps}, limit, nproc=1)
+            changes = planned_memory.settings("llama", "single", given.shape, scale=given.scale, folder=folder)
+            changes |= ROWS[name] | {"max_steps": given.steps}
+            changes |= {"lora.rank": given.lora} if "lora.base" in ROWS[name] else {}
+            (peak, seconds, losses), *_ = launch(rank, changes, limit, nproc=1)
             reference = losses if name in REFERENCES else reference
             apart = max(abs(one / other - 1) for one, other in zip(losses, reference or losses, strict=True))
             sizes[name] = peak / count
@@ -95,6 +101,7 @@ def rank(changes: dict[str, Any], limit: int | None) -> tuple[int, float, list[f
         hooks, task = Hooks(config.strategy, strategies.of(config).plugin), tasks.of(config)
         world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
         if limit:
+            return_large_blocks(2**20)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

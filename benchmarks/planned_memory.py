@@ -133,6 +133,7 @@ class Made:
             return transformers.GPT2LMHeadModel(transformers.GPT2Config(**names))
         if self.kind == "llama":
             wide = {"intermediate_size": FEED_FORWARD.get(hidden, 2 * hidden)}
+            wide |= {"num_key_value_heads": 4} if self.scale == "1b" else {}
             return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **wide))
         if self.kind == "vit":
             side = PATCH * int(self.length**0.5)
@@ -196,13 +197,13 @@ def settings(
     ranks = 1 if strategy == "single" else nproc
     # DeepSpeed's own default, two gigabytes, would hide the rest.
     options = {"reduce_bucket_size": "auto"} if strategy.startswith("deepspeed:") else {}
-    return {
+    adapter = {"lora.rank": lora, "lora.base": base} if lora else {}
+    return adapter | {
         "strategy_options": options,
         "task": f"{Path(__file__)}:Made",
         "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers, "folder": folder},
         "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": WARM + MEASURED, "data_guard_steps": 0,
         "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
-        "lora": {"rank": lora, "base": base} if lora else {},
         "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "padding_free": padding_free,
     }  # fmt: skip
 

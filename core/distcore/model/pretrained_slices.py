@@ -93,6 +93,21 @@ def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
     return Weights(files=files, initialized=initialized)
 
 
+def meta_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of the folder's safetensors files by name, without values; empty if it has no such files.
+
+    transformers takes them as a ``state_dict``. It would map all files at once, which is memory of this process.
+    """
+    if not any((folder / name).is_file() for name in (FILE, INDEX)):
+        return {}
+    tensors = {}
+    for path in sorted(set(_index(folder).values())):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 -- is no dict
+                tensors[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
+    return tensors
+
+
 def _index(folder: Path) -> dict[str, Path]:
     """Map the name of each tensor in the folder's files to its file."""
     if (folder / FILE).is_file():

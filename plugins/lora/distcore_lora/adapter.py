@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, Origin, RunConfig, silence_transformers
+from distcore import ConfigError, Origin, RunConfig, meta_tensors, silence_transformers
 from distcore_lora import nf4
 from distcore_lora.stored_base import store, widen
 from distcore_lora.stored_layers import QuantizedLinear
@@ -201,10 +201,12 @@ def _missing_from(module: Any, folder: Path | None) -> set[str]:
     """
     if folder is None:
         return set()
+    headers = meta_tensors(folder)
     with silence_transformers():
         _, report = type(module).from_pretrained(
-            folder,
+            None if headers else folder,
             config=module.config,
+            state_dict=headers or None,
             device_map="meta",
             local_files_only=True,
             ignore_mismatched_sizes=True,

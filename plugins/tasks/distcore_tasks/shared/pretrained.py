@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore import ConfigError, ModelError, nearest, silence_transformers
+from distcore import ConfigError, ModelError, meta_tensors, nearest, silence_transformers
 from distcore_tasks.shared.matched_weights import check_matched
 
 if TYPE_CHECKING:
     from torch import nn
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 """Vocabulary files. The folder of a language model must have at least one of them."""
 IMAGE_PROCESSORS = ("preprocessor_config.json",)
@@ -184,14 +185,16 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
         set_dropout(shape, dropout)
         settings = {"config": shape, "local_files_only": True, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
-            meta_model: nn.Module = loader.from_config(shape)
+            meta_model: Any = loader.from_config(shape)
             # The names and shapes in the files alone; transformers does not load under the meta device.
             with torch.device("cpu"):
-                read, report = loader.from_pretrained(folder, **settings, device_map="meta", output_loading_info=True)
+                headers = meta_tensors(folder)
+                settings |= {"state_dict": headers, "device_map": "meta", "output_loading_info": True}
+                _, report = type(meta_model).from_pretrained(None if headers else folder, **settings)
             check_matched(name, meta_model, report)
-            if hasattr(read, "generation_config"):  # a file of the folder, which from_config does not read
-                meta_model.generation_config = read.generation_config
-            return meta_model
+            if (folder / GENERATION).is_file():  # from_config does not read it
+                meta_model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+            return meta_model  # type: ignore[no-any-return]  # transformers leaves it untyped
         model, report = loader.from_pretrained(folder, **settings, output_loading_info=True)
         check_matched(name, model, report)
     whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights
