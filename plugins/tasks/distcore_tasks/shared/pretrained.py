@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore import ConfigError, ModelError, meta_tensors, nearest, silence_transformers
+from distcore import ConfigError, ModelError, nearest, silence_transformers
 from distcore_tasks.shared.matched_weights import check_matched
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
     config, such as ``class_fields``. Raises ModelError, one line.
     """
     import torch
+
+    from distcore import meta_tensors  # with torch
 
     with silence_transformers(), one_line_errors(f"model {name}: cannot be loaded"):
         import transformers
