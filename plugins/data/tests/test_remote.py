@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shard_cases as shards
 
 from distcore import DataError
 from distcore_data import IndexedRows, fetching, files_of, present, read_records, remote, source_digest, source_name
+from distcore_data.indexes import rows as index_rows
 
 fsspec = pytest.importorskip("fsspec")
 ROWS = [f"row {number}" for number in range(9)]
@@ -286,3 +288,29 @@ def test_a_file_of_an_http_server(server: tuple[str, Path]) -> None:
     assert files_of(Path(f"{url}/all%20rows.jsonl?version=1")) != [copy]
     with pytest.raises(DataError, match=rf"^data file {url}/none.jsonl: no such file$"):
         texts(f"{url}/none.jsonl")
+
+
+@pytest.mark.parametrize(("form", "removals"), [("jsonl", 1), ("tar", 1), ("arrow", 1), ("jsonl", 9)])
+def test_a_copy_that_another_process_removes_before_it_is_read_is_fetched_again(
+    form: str, removals: int, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": text, "label": 0} for text in ROWS]
+    local = shards.tar(tmp_path / "a.tar", shards.members(rows)) if form == "tar" else tmp_path / f"a.{form}"
+    if form != "tar":
+        local.write_bytes(lines(ROWS) if form == "jsonl" else shards.arrow_bytes(rows, indexed=True))
+    bucket.pipe(f"/bucket/a.{form}", local.read_bytes())
+    indexed, left, real = IndexedRows(Path(f"memory://bucket/a.{form}"), {"columns.text": "text"}), [removals], present
+
+    def removed(files: Any) -> Iterator[Path]:
+        for file in real(files):
+            if left[0]:
+                left[0] -= 1
+                file.unlink()
+            yield file
+
+    monkeypatch.setattr(index_rows, "present", removed)
+    if removals == 1:
+        assert indexed[[8]] == [(ROWS[8],)]
+    else:
+        with pytest.raises(DataError, match=r"^data file memory://bucket/a.jsonl: other processes remove it"):
+            indexed[[8]]

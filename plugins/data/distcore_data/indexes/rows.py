@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.fetching import REMOTE, fetch_ahead, of_remote, present, shown
+from distcore_data.fetching import LIMIT, REMOTE, TRIES, fetch_ahead, of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
 from distcore_data.formats.arrow_rows import NEAR
@@ -75,10 +76,7 @@ class IndexedRows:
         ]
         read = list[Record]()
         for (file, owner, shard, inside), _ in zip(parts, present(file for file, *_ in parts), strict=True):
-            try:
-                read += self._read(owner, file, shard, inside)
-            except DataError as error:
-                raise of_remote(error, file) from None
+            read += self._read_there(owner, file, shard, inside)
         assert len(read) == len(wanted)
         return [read[place] for place in places.tolist()]
 
@@ -132,6 +130,17 @@ class IndexedRows:
         shards = self._places[owner][:, 0].searchsorted(numbers, "right") - 1
         for shard, here in _split(shards, numbers):
             yield files[shard], owner, shard, here
+
+    def _read_there(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
+        """Return the result of ``_read``. A copy that another process removes meanwhile is fetched again."""
+        for _ in range(TRIES):
+            try:
+                return self._read(owner, file, shard, numbers)
+            except (DataError, FileNotFoundError) as error:
+                if file not in REMOTE or file.is_file():
+                    raise of_remote(error, file) if isinstance(error, DataError) else error from None
+                deque(present([file]), maxlen=0)
+        raise DataError(f"data file {shown(file)}: other processes remove it before it is read; raise {LIMIT}")
 
     def _read(self, owner: int, file: Path, shard: int, numbers: np.ndarray) -> list[Record]:
         """Return rows of one file, or of one file of a folder, the shard of this number, ascending."""
