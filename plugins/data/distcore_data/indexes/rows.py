@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.fetching import LIMIT, REMOTE, TRIES, fetch_ahead, of_remote, present, shown
+from distcore_data.cache import byte_setting
+from distcore_data.fetching import BYTES, LIMIT, REMOTE, TRIES, fetch_ahead, of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
 from distcore_data.formats.arrow_rows import NEAR
@@ -96,9 +97,17 @@ class IndexedRows:
         return np.unique(np.concatenate(starts))
 
     @property
-    def is_remote(self) -> bool:
-        """True if files have to be fetched."""
-        return any(file in REMOTE for part in self._parts for file in self._shards.get(part, [part]))
+    def remote_bytes(self) -> int:
+        """Bytes of the files that have to be fetched."""
+        files = (file for part in self._parts for file in self._shards.get(part, [part]))
+        return sum(REMOTE[file].size for file in files if file in REMOTE)
+
+    def check_room(self) -> None:
+        """Raise DataError if remote files are more than the cache holds, for rows that are read in any order."""
+        limit = byte_setting(LIMIT, BYTES)
+        if self.remote_bytes > limit:
+            what = f"each step reads rows of all files, {self.remote_bytes} bytes, and the cache holds {limit}"
+            raise DataError(f"{source_name(self._source)}: {what}; set order.kind=windows, or raise {LIMIT}")
 
     def fetch(self, numbers: np.ndarray) -> None:
         """Let a thread fetch the files of rows that will be asked for, in this order, int64 ``(n,)``."""

@@ -64,6 +64,8 @@ def in_order(
     ``sources``: the first row of each source of a mixture, and the end of the last. ``sizes``: mean length of the rows
     of each, if that is known already.
     """
+    if isinstance(rows, StreamedDataset) and options.order.kind == "full":
+        rows.rows.check_room()
     order = _order(rows, options, config.global_batch_size, sources, sizes)
     if order is None:
         return rows

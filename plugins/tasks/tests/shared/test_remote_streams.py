@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcore import RunConfig
+from distcore import DataError, RunConfig
 from distcore.plugin.batching.sampling import training_plan
 from distcore_data import WindowedRows, fetching, remote
 from distcore_data.indexes import rows as indexed
@@ -124,3 +124,13 @@ def test_sources_of_a_mixture_have_windows_of_their_own_files(size: int, tmp_pat
     assert [len(source) for source in rows.row_order.order.sources] == [ROWS, ROWS]
     seen = np.concatenate(list(epoch(rows, 0)))
     assert sorted(seen.tolist()) == list(range(2 * ROWS))
+
+
+def test_a_full_shuffle_of_more_than_the_cache_is_refused(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = MaskedLM(data="memory://streamed/*.jsonl", stream=True, split_texts=False)
+    with pytest.raises(
+        DataError, match=r"streamed/\*.jsonl: each step reads .* the cache holds .*; set order.kind=windows"
+    ):
+        task.prepare(RunConfig())
+    monkeypatch.setenv(fetching.LIMIT, str(2 * FILES * size))
+    assert len(task.prepare(RunConfig()).train) == round(0.9 * FILES * ROWS)

@@ -52,8 +52,12 @@ class EncodedRows:
 
     def fetched_ahead(self, order: RowOrder, positions: int) -> RowOrder:
         """Return an order that has remote files fetched before their rows come up, so many positions ahead."""
-        remote = self._values.rows.is_remote
+        remote = self._values.rows.remote_bytes
         return FetchedAhead(order, self._values.fetch, positions) if remote else order
+
+    def check_room(self) -> None:
+        """Raise DataError if remote files are more than the cache holds."""
+        self._values.rows.check_room()
 
     def at(self, rows: np.ndarray) -> list[Encoded]:
         """Return the rows, int64 ``(n,)``. Raises DataError with the row in its source."""
