@@ -5,7 +5,7 @@
 Needs transformers; ``--job lora`` needs peft. The model is a Llama with random weights, saved in bf16; rows have 2,048
 tokens (128 of ``tiny``). In each round every library trains once, in rotating order, on the same number of rows in a
 process of its own: fused AdamW, attention of torch, no clipping. ``train`` trains all weights, in fp32 with bf16
-autocast; ``lora`` an adapter of rank 16 on a frozen base in bf16. Tokens per second are those of the median step; the
+autocast; ``lora`` an adapter of rank 16 on a frozen base in bf16, or in NF4. Tokens per second are those of the median step; the
 first 5 do not count.
 
 MFU is 6 floating-point operations per token and parameter that is trained (4 if it is frozen), and attention's, over
@@ -35,7 +35,7 @@ from native.decoder_folder import SHAPES, write_folder
 
 KINDS = {
     "train": ("by-hand", "by-hand-compiled", "trainer", "trainer-compiled", "distcore", "distcore-compiled"),
-    "lora": ("trainer", "distcore"),
+    "lora": ("trainer", "distcore", "distcore-nf4"),
 }
 BOUNDS = {"by-hand": 0.99, "trainer": 1.1}
 PEAKS = {"NVIDIA H100": 989e12, "NVIDIA H200": 989e12}

@@ -116,11 +116,11 @@ def trainer(folder: Path, job: str, rows: int, steps: int, compiled: bool = Fals
         Trainer(model=model_of(folder, job), args=arguments, train_dataset=data, callbacks=[Ticking()]).train()
 
 
-def distcore(folder: Path, job: str, rows: int, steps: int, **changes: Any) -> None:
+def distcore(folder: Path, job: str, rows: int, steps: int, base: str = "auto", **changes: Any) -> None:
     """Distcore with its defaults, but for the arithmetic that all have in common."""
     from distcore import RunConfig, train
 
-    lora = {"rank": 16, "alpha": 32, "targets": TARGETS} if job == "lora" else {}
+    lora = {"rank": 16, "alpha": 32, "targets": TARGETS, "base": base} if job == "lora" else {}
     tokens = blocks(folder).shape[1]
     settings: dict[str, Any] = {
         "task": "causal-lm", "data": str(folder / "train.jsonl"), "eval_data": str(folder / "eval.jsonl"),
@@ -140,6 +140,7 @@ KINDS: dict[str, Callable[[Path, str, int, int], None]] = {
     "trainer-compiled": partial(trainer, compiled=True),
     "distcore": distcore,
     "distcore-compiled": partial(distcore, compile="regions"),
+    "distcore-nf4": partial(distcore, base="nf4"),
 }
 
 

@@ -84,6 +84,13 @@ def test_a_frozen_base_in_16_bits(precision: str, folder: Path, row: Row) -> Non
     assert file == fp32
 
 
+def test_a_frozen_base_in_4_bits(folder: Path, row: Row) -> None:
+    flags = ("--lora", "4", "--set", "lora.base=nf4")
+    here, there = losses("nf4", *flags), losses("nf4-cpu", *flags, "--device", "cpu")
+    row("LoRA, base in NF4, fp32: losses against the CPU", f"{apart(here, there):.1e}", "1e-4")
+    assert apart(here, there) <= 1e-4
+
+
 def test_8_bit_moments(folder: Path, row: Row) -> None:
     flags = ("--optimizer", "adamw8bit", "--lr", "1e-4")
     here, there = losses("8bit", *flags), losses("8bit-cpu", *flags, "--device", "cpu")
@@ -141,5 +148,6 @@ def test_a_compiled_decoder(folder: Path, row: Row) -> None:
 @pytest.mark.alone
 def test_an_adapter_of_8_billion_parameters(folder: Path, row: Row) -> None:
     figures = measured("--job", "lora", "--size", "8b", "--rows", "2", "--steps", "15")
-    told(row, "LoRA of a Llama of 8 B, base in bf16, 2 rows of 2,048 tokens", figures)
+    told(row, "LoRA of a Llama of 8 B, base in bf16 or NF4, 2 rows of 2,048 tokens", figures)
+    assert figures["figures"]["distcore-nf4"]["peak_gib"] <= 0.6 * figures["figures"]["distcore"]["peak_gib"]
     assert figures["figures"]["distcore"]["peak_gib"] <= 1.05 * figures["figures"]["trainer"]["peak_gib"]
