@@ -5,8 +5,8 @@
 Needs transformers; ``--job lora`` needs peft. The model is a Llama with random weights, saved in bf16; rows have 2,048
 tokens (128 of ``tiny``). In each round every library trains once, in rotating order, on the same number of rows in a
 process of its own: fused AdamW, attention of torch, no clipping. ``train`` trains all weights, in fp32 with bf16
-autocast; ``lora`` an adapter of rank 16 on a frozen base in bf16, or in NF4. Tokens per second are those of the median step; the
-first 5 do not count.
+autocast; ``lora`` an adapter of rank 16 on a frozen base in bf16, or in NF4. Tokens per second are those of the median
+step; the first 5 do not count.
 
 MFU is 6 floating-point operations per token and parameter that is trained (4 if it is frozen), and attention's, over
 the peak of the device in dense bf16, which is known of the H100 and H200 (989 TFLOP/s, by the vendor's datasheet).
