@@ -11,16 +11,13 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
-
-import numpy as np
 
 from distcore import DataError
 from distcore_data.cache import byte_setting, cache_root
@@ -117,27 +114,6 @@ def present(files: Iterable[Path]) -> Iterator[Path]:
             room.leave(file)
     finally:  # ranks are forked: no thread may be left
         pool.shutdown(cancel_futures=True)
-
-
-def fetch_ahead(files: Sequence[Path]) -> None:
-    """Fetch files, as many as have room beside as many others, in a thread, unless one is at it."""
-    global _AHEAD  # one at a time in a process
-    if _AHEAD and _AHEAD.is_alive():
-        return
-    sizes = np.cumsum([REMOTE[file].size if file in REMOTE else 0 for file in files])
-    some = [file for file, size in zip(files, sizes, strict=True) if size <= byte_setting(LIMIT, BYTES) // 2]
-    missing = [file for file in some if file in REMOTE and not file.is_file()]
-
-    def fetch() -> None:
-        with suppress(DataError):  # who reads the file meets it, too
-            deque(present(missing), maxlen=0)
-
-    if missing:
-        _AHEAD = Thread(target=fetch, name="distcore-fetch", daemon=True)
-        _AHEAD.start()
-
-
-_AHEAD: Thread | None = None
 
 
 class _Room:

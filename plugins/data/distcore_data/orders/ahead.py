@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
 
 import numpy as np
 
-from distcore import Column
+from distcore import Column, DataError
+from distcore_data.cache import byte_setting
+from distcore_data.fetching import BYTES, LIMIT, REMOTE, present
 from distcore_data.orders import RowOrder
 
 LOOKS = 8
@@ -65,3 +71,24 @@ class EpochAhead:
             told[self.epoch] = first
             end = min(first + wide, len(self))
             self.ahead.fetch(self.rows[np.unique(np.linspace(first, end - 1, 1024).astype(np.int64))])
+
+
+def fetch_ahead(files: Sequence[Path]) -> None:
+    """Fetch files, as many as have room beside as many others, in a thread, unless one is at it."""
+    global _AHEAD  # one at a time in a process
+    if _AHEAD and _AHEAD.is_alive():
+        return
+    sizes = np.cumsum([REMOTE[file].size if file in REMOTE else 0 for file in files])
+    some = [file for file, size in zip(files, sizes, strict=True) if size <= byte_setting(LIMIT, BYTES) // 2]
+    missing = [file for file in some if file in REMOTE and not file.is_file()]
+
+    def fetch() -> None:
+        with suppress(DataError):  # who reads the file meets it, too
+            deque(present(missing), maxlen=0)
+
+    if missing:
+        _AHEAD = Thread(target=fetch, name="distcore-fetch", daemon=True)
+        _AHEAD.start()
+
+
+_AHEAD: Thread | None = None

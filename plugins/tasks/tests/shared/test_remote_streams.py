@@ -15,6 +15,7 @@ from distcore import DataError, RunConfig
 from distcore.plugin.batching.sampling import training_plan
 from distcore_data import WindowedRows, fetching, remote
 from distcore_data.indexes import rows as indexed
+from distcore_data.orders import ahead
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.shared import row_order
@@ -51,10 +52,10 @@ def epoch(rows: Any, number: int) -> Iterator[np.ndarray]:
     plan = training_plan(RunConfig(global_batch_size=BATCH, micro_batch_size=BATCH), rows)
     for step in range(plan.steps):
         numbers = plan.rows(number, step)
-        ahead = fetching._AHEAD
-        assert ahead is None or ahead.name == "distcore-fetch"
-        if ahead:
-            ahead.join()
+        thread = ahead._AHEAD
+        assert thread is None or thread.name == "distcore-fetch"
+        if thread:
+            thread.join()
         rows.batch(numbers)
         yield numbers
 
