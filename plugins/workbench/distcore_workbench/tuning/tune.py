@@ -209,5 +209,6 @@ def _print_result(request: TuneRequest, facts: Facts, chosen: Setting | None, ou
         print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
     elif chosen is None:
         print("no setting runs; try a smaller model, shorter rows, --precision bf16, --lora or more ranks")
+        print("less memory, other losses: --optimizer adamw8bit; with --lora, --set lora.base=nf4")
     else:
         print(f"train with: {_train(chosen, out)}", flush=True)
