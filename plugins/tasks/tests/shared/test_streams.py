@@ -29,6 +29,8 @@ from distcore_tasks.text_classification.options import Columns as TextColumns
 from distcore_tasks.text_classification.task import TextClassification
 from distcore_tasks.token_classification.task import TokenClassification
 
+pytestmark = pytest.mark.programs
+
 WORDS = ["red", "green", "blue", "tree", "sky", "sun", "moon"]
 
 

@@ -19,6 +19,8 @@ from distcore.model.optim import load_optimizer, optimizer_factory
 from distcore.model.parameter_groups import parameter_groups
 from distcore_workbench.planning.byte_sizes import format_size, parse_size
 
+pytestmark = pytest.mark.programs
+
 JOB = ("--task", TEXTS, "--data", "rows.json")
 
 
