@@ -135,7 +135,8 @@ def test_a_base_of_random_weights_is_known_by_its_recipe_and_exported_beside_the
 
     data = run_folder.parent / "rows.jsonl"
     assert main(f"train --model bert-tiny --data {data} {TRAINING} --out {tmp_path}/run --max-steps 2".split()) == 0
-    assert main(["eval", f"{tmp_path}/run", "--set", "seed=1"]) == 2
+    rows = ["--data", str(data), "--out", f"{tmp_path}/predicted.jsonl"]
+    assert main(["predict", f"{tmp_path}/run", *rows, "--set", "seed=1"]) == 2
     assert "is an adapter of a BertForSequenceClassification of seed 0 (" in capfd.readouterr().err
     assert main(["checkpoint", "export", f"{tmp_path}/run", "--to", f"{tmp_path}/adapter"]) == 0
     model = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
