@@ -20,6 +20,8 @@ from torch import Tensor
 
 from distcore import CheckpointError, ConfigError, train
 from distcore.cli.main import main
+from distcore.model.model_source import model_source
+from distcore.resolve.resolve import resolve
 from distcore_lora import nf4
 from distcore_lora.stored_base import MODEL_TYPES, widen
 from distcore_lora.stored_layers import QuantizedLinear
@@ -246,6 +248,40 @@ def test_an_export_says_which_base_it_needs_and_what_is_rounded(
         "lora.base = nf4: on the base as its files have it, the adapter answers otherwise; load it in 4 bits"
         in caplog.text
     )
+
+
+@pytest.mark.programs
+def test_a_merged_export_is_rounded_once(trained: Path) -> None:
+    whole, half = (
+        load_file(export(trained, name, flags) / "model.safetensors")
+        for name, flags in (("once-fp32", "--merged"), ("once-bf16", "--merged --dtype bf16"))
+    )
+    assert half.keys() == whole.keys()
+    assert all(torch.equal(half[name], whole[name].bfloat16()) for name in whole)
+
+
+@pytest.mark.programs
+def test_a_base_is_never_built_whole(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, read = list[Any](), transformers.LlamaForCausalLM.from_pretrained
+
+    def note(name: Any, **settings: Any) -> Any:
+        asked.append(name)
+        return read(name, **settings)
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", note)
+    resolved = resolve(stored_bases.job(trained, "parts", str(trained / "model"), lora={"rank": 2, "base": "nf4"}))
+    source = model_source(resolved.config, resolved.task, resolved.task.prepare(resolved.config))
+    assert not any(parameter.is_meta for parameter in source.build().parameters())
+    assert set(asked) == {None}  # the shapes in the files alone were given to it
+
+
+@pytest.mark.programs
+@pytest.mark.needs("distcore-deepspeed", "distcore-workbench")
+def test_a_plan_traces_bytes_that_are_partitioned(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = f"--task causal-lm --model {trained}/model --data {trained}/rows.jsonl --max-seq-len 16 --device cpu"
+    flags = "--lora 2 --set lora.base=nf4 --strategies deepspeed:3,fsdp --nproc 2 --json"
+    assert main(["plan", *job.split(), *flags.split()]) == 0
+    assert "cannot be traced" not in "".join(capfd.readouterr())
 
 
 def export(trained: Path, name: str, flags: str) -> Path:
