@@ -59,7 +59,7 @@ class QuantizedLinear(nn.Linear):
     def product(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the output without the layer's own bias, as a strategy that sums parts of it over ranks needs it."""
         device = input.device.type
-        if torch.is_autocast_enabled(device):  # it would keep the weight that it casts until backward
+        if torch.is_autocast_enabled(device):  # else the weight would be widened to fp32, and then cast
             input = input.to(torch.get_autocast_dtype(device))
         product: Tensor = _Product.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return product

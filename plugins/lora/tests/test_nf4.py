@@ -18,11 +18,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from distcore import CheckpointError, ConfigError, train
+from distcore import CheckpointError, ConfigError, RunConfig, train
 from distcore.cli.main import main
 from distcore.model.model_source import model_source
 from distcore.resolve.resolve import resolve
 from distcore_lora import nf4
+from distcore_lora.adapter import inject
 from distcore_lora.stored_base import MODEL_TYPES, widen
 from distcore_lora.stored_layers import QuantizedLinear
 
@@ -149,6 +150,18 @@ def test_layers_are_bytes_and_the_rest_is_as_in_the_files(dtype: torch.dtype, tm
     assert {model.lm_head.weight.dtype, model.model.embed_tokens.weight.dtype} == {dtype}
     assert model.model.norm.weight.dtype == torch.float32
     assert not any(p.dtype != torch.float32 for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.programs
+def test_a_weight_of_two_layers_is_not_quantized(tmp_path: Path) -> None:
+    loader: Any = transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(folder_of(tmp_path, "llama")).float()
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.q_proj.weight = first.q_proj.weight
+    inject(RunConfig(lora={"rank": 2, "alpha": 4.0, "base": "nf4"}, seed=0), model, tmp_path)
+    assert not isinstance(first.q_proj.base_layer, QuantizedLinear)
+    assert second.q_proj.base_layer.weight is first.q_proj.base_layer.weight
+    assert isinstance(first.k_proj.base_layer, QuantizedLinear)
 
 
 @pytest.mark.parametrize(
