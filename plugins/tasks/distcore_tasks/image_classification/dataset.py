@@ -91,7 +91,7 @@ class AugmentedImages(ImageDataset):
             preprocessing=self.preprocessing,
             content=self.content,
             row_order=self.row_order,
-            change=partial(_change, self.augment, self.seed, epoch),
+            change=change_of(self.augment, self.seed, epoch),
         )
 
 
@@ -102,6 +102,11 @@ def image_dataset(images: Images, rows: np.ndarray, labels: np.ndarray, preproce
     return ImageDataset(
         images=images, rows=rows, labels=labels, preprocessing=preprocessing, content=content.hexdigest()
     )
+
+
+def change_of(augment: Augment, seed: int, epoch: int) -> Change:
+    """Return the change of images in ``epoch``, which depends on seed, epoch and row only."""
+    return partial(_change, augment, seed, epoch)
 
 
 def _change(augment: Augment, seed: int, epoch: int, image: np.ndarray, row: int) -> np.ndarray:

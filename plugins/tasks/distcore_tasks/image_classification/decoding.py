@@ -57,16 +57,19 @@ def resized(image: Image, size: int, resample: int) -> np.ndarray:
     return np.asarray(image if image.size == (size, size) else image.resize((size, size), resample))
 
 
-def check_images(count: int, read: Callable[[int], bytes]) -> tuple[np.ndarray, dict[int, str]]:
-    """Decode all images and return their SHA-256, uint8 ``(count, 32)``, and the problems of invalid ones, by number.
+def check_images(
+    count: int, read: Callable[[int], bytes], *, decodes: bool = True
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the SHA-256 of all images, uint8 ``(count, 32)``, and the problems of invalid ones, by number.
 
-    ``read(i)`` returns the bytes of image i.
+    ``read(i)`` returns the bytes of image i. Unless it ``decodes`` all, none is invalid.
     """
 
     def check(row: int) -> tuple[bytes, str | None]:
         try:
             encoded = read(row)
-            decode(encoded)
+            if decodes:
+                decode(encoded)
         except ValueError as error:
             return b"", str(error)
         return hashlib.sha256(encoded).digest(), None

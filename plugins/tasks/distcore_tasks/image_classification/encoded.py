@@ -73,22 +73,46 @@ def _blob(folder: Path, source: Source) -> Blob:
     return Blob(str(source), np.asarray(blob), offsets, numbers)
 
 
+def labeled(
+    source: Source, columns: Columns, *, images: bool = True
+) -> Iterator[tuple[int, object, object, str | None]]:
+    """Yield the number of each row, its image, its label, and what is wrong with the label.
+
+    Without ``images`` these are not read, and ``None``.
+    """
+    words = class_names(source, columns.label)
+    first: object = None
+    asked = ({"columns.image": columns.image} if images else {}) | {"columns.label": columns.label}
+    records: Iterator[tuple[int, Any]] = numbered_records(source, asked)
+    for number, record in records:
+        image, label = record if images else (None, record[0])
+        named = len(words) if type(label) is int else 0
+        problem: str | None = f"label {label} is out of range: the file names {named} classes, 0 to {named - 1}"
+        if not named or label in range(named):
+            label = words[label] if named else label
+            problem = label_problem(label, label if first is None else first)
+            first = label if first is None and not problem else first
+        yield number, image, label, problem
+
+
+def image_problem(image: object) -> str | None:
+    """Return the problem of a value that is no encoded image, which is not decoded; ``None`` for one that may be."""
+    content = image_bytes(image)
+    return None if content else f"image is {_described(image)}, expected the bytes of an encoded image"
+
+
+def image_bytes(image: object) -> bytes:
+    """Return the bytes of an encoded image, plain or in the form of Hugging Face; none for other values."""
+    content = image.get("bytes") if isinstance(image, dict) else image
+    return content if isinstance(content, bytes) else b""
+
+
 def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
-    words = class_names(source, columns.label)
     labels: list[object] = []
 
     def images() -> Iterator[tuple[int, object, str | None]]:
-        asked = {"columns.image": columns.image, "columns.label": columns.label}
-        records: Iterator[tuple[int, Any]] = numbered_records(source, asked)
-        first: object = None
-        for number, (image, label) in records:
-            named = len(words) if type(label) is int else 0
-            problem: str | None = f"label {label} is out of range: the file names {named} classes, 0 to {named - 1}"
-            if not named or label in range(named):
-                label = words[label] if named else label
-                problem = label_problem(label, label if first is None else first)
-                first = label if first is None and not problem else first
+        for number, image, label, problem in labeled(source, columns):
             labels.append(label)
             yield number, image, problem
 
@@ -111,14 +135,12 @@ def _write_images(
     offsets, numbers, end, problems = list[tuple[int, int]](), list[int](), 0, dict[int, str]()
     with (folder / "images.bin").open("wb") as blob:
         for number, image, problem in images:
-            content = image.get("bytes") if isinstance(image, dict) else image
-            if not isinstance(content, bytes) or not content:
-                problem = f"image is {_described(image)}, expected the bytes of an encoded image"
+            problem = image_problem(image) or problem
             if problem and not bad.limit:
                 raise rows.problem(number, problem)
             if problem:
                 problems[len(offsets)] = problem
-            offsets.append((end, end := end + blob.write(content if isinstance(content, bytes) else b"")))
+            offsets.append((end, end := end + blob.write(image_bytes(image))))
             numbers.append(number)
     if not offsets:
         raise DataError(f"{source_name(source)}: holds no rows")

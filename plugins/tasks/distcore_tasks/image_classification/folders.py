@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +23,41 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 SHOWN = ", ".join(SUFFIXES[:4])
 
 
-def open_folder(path: Path, most_bad_rows: int) -> Images:
-    """Return the images in the class folders of ``path``, sorted by class and name. Raises DataError, one line.
+def image_folders(path: Path) -> list[Path]:
+    """Return the folders that a path names: itself, those of a pattern, or several with commas; none if one is none."""
+    if path.is_dir():
+        return [path]
+    parts = [part.strip() for part in str(path).split(",")]
+    named = [Path(one).expanduser() for part in parts for one in (sorted(glob.glob(part)) or [part])]
+    return named if all(folder.is_dir() for folder in named) else []
 
-    Decodes all images once, and again only after a change of any name, size or modification time.
+
+def open_folder(folders: Sequence[Path], most_bad_rows: int, *, decodes: bool = True) -> Images:
+    """Return the images in the class folders of ``folders``, sorted by class and name. Raises DataError, one line.
+
+    Reads all images once, and again only after a change of any name, size or modification time; if it ``decodes`` them,
+    those that cannot be are bad rows.
     """
-    name = f"image folder {path}"
+    path = folders[0] if len(folders) == 1 else Path()
+    name = f"image folder {','.join(map(str, folders))}"
     check_pillow(name)
     labels: list[str] = []
     names: list[str] = []
     facts: list[tuple[str, int, int]] = []
     others: list[str] = []
-    for label in _classes(name, path):
-        for entry in _files(path / label, others):
+    for folder, label in ((one, label) for one in folders for label in _classes(one)):
+        for entry in _files(folder / label, others):
             stat = entry.stat()
-            names.append(f"{label}/{entry.name}")
+            names.append(os.path.relpath(entry.path, path))
             facts.append((names[-1], stat.st_size, stat.st_mtime_ns))
             labels.append(label)
     with skipping(most_bad_rows) as bad:
-        digests, kept = _checked(name, Files(path, names), facts, bad)
+        digests, kept = _checked(name, Files(path, names, decodes), facts, bad)
     return Images(
         name=name,
         labels=[labels[row] for row in kept],
         digests=digests,
-        store=Files(path, [names[row] for row in kept]),
+        store=Files(path, [names[row] for row in kept], decodes),
         warnings=tuple(_left_out(name, others)),
         bad_rows=tuple(bad.problems),
     )
@@ -85,12 +97,13 @@ def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: Ba
         return DataError(f"{name}, {store.places([row])}: {what}")
 
     def check(folder: Path) -> None:
-        digests, problems = check_images(len(store), read)
+        digests, problems = check_images(len(store), read, decodes=store.are_decoded)
         valid_images(digests, problems, bad, error, store.places)
         np.save(folder / "digests.npy", digests)
         (folder / "problems.json").write_text(json.dumps([*problems.items()]), encoding="utf-8")
 
-    key = hashlib.sha256(json.dumps([FORMAT, str(store.folder.resolve()), facts]).encode()).hexdigest()[:40]
+    told = [FORMAT, str(store.folder.resolve()), facts, store.are_decoded]
+    key = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
     folder = cached_folder("images", key, check)
     problems: dict[int, str] = dict(json.loads((folder / "problems.json").read_text(encoding="utf-8")))
     digests: np.ndarray = np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False)
@@ -98,8 +111,9 @@ def _checked(name: str, store: Files, facts: list[tuple[str, int, int]], bad: Ba
     return digests[kept] if problems else digests, kept
 
 
-def _classes(name: str, path: Path) -> list[str]:
+def _classes(path: Path) -> list[str]:
     """Return the sorted names of the class folders. Raises DataError if there are none, or for images beside them."""
+    name = f"image folder {path}"
     try:
         entries = sorted(_visible(path), key=lambda entry: entry.name)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,17 @@ from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
 from distcore_tasks.image_classification.rows import Files, Images
 from distcore_tasks.image_classification.sources import open_source
+from distcore_tasks.image_classification.stream_sources import NumberedImages
+from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages, streamed_dataset
 from distcore_tasks.shared.bad_rows import bad_rows_warnings
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
-from distcore_tasks.shared.mixtures import source_bounds
+from distcore_tasks.shared.mixtures import mixed_sources, source_bounds
 from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import check_filter, data_warnings, say_embedded
+from distcore_tasks.shared.streams.preparing import check_stream
 from distcore_tasks.shared.tokenized import by_field
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
 LEAST = 8
 """Minimum image size of a built-in model."""
+
+
+Source = Images | NumberedImages
+"""Images of one source, stored or streamed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +61,18 @@ class ImageDatasets(Datasets):
 def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     """Return the datasets of a run. Raises DataError, ModelError or ConfigError.
 
-    Decodes every image once, to check it. The cache remembers the result.
+    Decodes every image once, to check it, unless it is streamed. The cache remembers the result.
     """
     check_filter(options)
+    if options.stream:
+        array = options.data.endswith(".npz") and "an array is mapped into memory as it is; leave it out"
+        check_stream(options, {"data": array})
     if options.data in options.embedded:
         say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)
 
-    def rows_of(source: str) -> Images:
-        return open_source(source, options.columns, options.filter, options.skip_bad_rows)
+    def rows_of(source: str) -> Source:
+        return open_source(source, options.columns, options.filter, options.skip_bad_rows, stream=options.stream)
 
     images = rows_of(options.data)
     preprocessing = trained or Preprocessing(size=_size(options, images))
@@ -71,14 +81,13 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     encode = partial(encode_labels, classes=classes)
     with skipping(options.skip_bad_rows) as bad:
         split = [*split_parts(images, classes, encode, options, config.seed, rows_of)]
-    parts = {
-        name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split
-    }
+    parts = {name: (source, _dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split}
     for source, _ in parts.values():
-        check_resizing(source.name, source.store, preprocessing.size)
+        if isinstance(source, Images):
+            check_resizing(source.name, source.store, preprocessing.size)
     bad_rows = _bad_rows((source for source, _ in parts.values()), bad)
     sets = {name: rows for name, (_, rows) in parts.items()}
-    sources = source_bounds(options, rows_of, sets["train"].rows, indexed=False)
+    sources = _bounds(options, rows_of, sets["train"])
     return ImageDatasets(
         **by_field(
             {**sets, "train": _augmented(in_order(sets["train"], options, config, sources), options, config.seed)}
@@ -112,7 +121,22 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
     )
 
 
-def _bad_rows(sources: Iterable[Images], bad: BadRows) -> tuple[str, ...]:
+def _dataset(
+    source: Source, rows: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing
+) -> ImageDataset | StreamedImages:
+    if isinstance(source, NumberedImages):
+        return streamed_dataset(source, rows, labels, preprocessing)
+    return image_dataset(source, rows, labels, preprocessing)
+
+
+def _bounds(options: ImageOptions, rows_of: Callable[[str], Source], rows: ImageDataset | StreamedImages) -> list[int]:
+    """Return the first training row of each source of a mixture, and the end of the last; empty without a mixture."""
+    if isinstance(rows, StreamedImages):
+        return rows.rows.bounds([Path(source).expanduser() for source in mixed_sources(options)])
+    return source_bounds(options, rows_of, rows.rows, indexed=False)
+
+
+def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
     """Add the lines of all sources to ``bad``, and return all. Raises DataError for one too many."""
     for source in sources:
         for line in source.bad_rows:
@@ -131,32 +155,36 @@ def _read_pretrained(options: ImageOptions) -> Preprocessing:
     return preprocessing if options.image_size == "auto" else replace(preprocessing, size=options.image_size)
 
 
-def _size(options: ImageOptions, images: Images) -> int:
+def _size(options: ImageOptions, images: Source) -> int:
     if options.image_size != "auto":
         return options.image_size
-    return SIZE if images.shape is None else max(*images.shape, LEAST)
+    shape = images.shape if isinstance(images, Images) else None
+    return SIZE if shape is None else max(*shape, LEAST)
 
 
-def _augmented(rows: ImageDataset, options: ImageOptions, seed: int) -> ImageDataset:
+def _augmented(rows: ImageDataset | StreamedImages, options: ImageOptions, seed: int) -> ImageDataset | StreamedImages:
     if not options.augment.shift and not options.augment.flip:
         return rows
+    if isinstance(rows, StreamedImages):
+        return AugmentedStream(**vars(rows), augment=options.augment, seed=seed)
     return AugmentedImages(**vars(rows), augment=options.augment, seed=seed)
 
 
-def _facts(rows: ImageDataset) -> dict[str, object]:
+def _facts(rows: ImageDataset | StreamedImages) -> dict[str, object]:
     """Return the facts of one dataset for the report."""
     share = np.bincount(rows.labels).max() / len(rows)
     return {"rows": len(rows), "majority_share": round(float(share), 4)}
 
 
 def _warnings(
-    parts: dict[str, tuple[Images, ImageDataset]], classes: list[str], options: ImageOptions
+    parts: dict[str, tuple[Source, ImageDataset | StreamedImages]], classes: list[str], options: ImageOptions
 ) -> Iterator[str]:
     """Yield warnings about the sources and their classes."""
     yield from data_warnings(options)
     yield from other_head(classes, options)
     evaluation, rows = next(part for name, part in parts.items() if name.startswith("evaluation"))
     sources = {"data": parts["train"][0], "eval_data": evaluation}
-    yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)
+    stored = (source for source, _ in parts.values() if isinstance(source, Images))
+    yield from dict.fromkeys(line for source in stored for line in source.warnings)
     for source, line in check_classes(sources["data"], rows.labels, classes, options.eval_data is not None):
         yield f"{sources[source].name}: {line}"

@@ -75,7 +75,8 @@ def read_pixels(name: str, store: Store, row: int, size: int, resample: int) -> 
     try:
         return store.pixels(row, size, resample)
     except (OSError, ValueError) as error:
-        raise DataError(f"{name}, {store.places([row])}: changed since it was checked: {error}") from None
+        since = "" if isinstance(store, Files) and not store.are_decoded else "changed since it was checked: "
+        raise DataError(f"{name}, {store.places([row])}: {since}{error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Files:
     """Folder of the relative paths."""
     names: list[str]
     """Path of each file, relative to ``folder``."""
+    are_decoded: bool = True
+    """True if each has been decoded once."""
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -12,6 +12,7 @@ from distcore_tasks.image_classification import arrays, encoded, folders
 from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.rows import Images, Store
+from distcore_tasks.image_classification.stream_sources import NumberedImages, open_stream
 from distcore_tasks.shared.options import Filter
 from distcore_tasks.shared.sources import ALL, source_file
 
@@ -20,21 +21,25 @@ FILES, SHARDS = (".parquet", ".arrow", ".tar"), ("MDS", "litdata")
 KNOWN = f"a folder of images, {', '.join(FILES)}, .npz, or a folder of {' or '.join(SHARDS)} or save_to_disk"
 
 
-def open_source(source: str, columns: Columns, rows: Filter = ALL, most_bad_rows: int = 0) -> Images:
-    """Return the images of ``source`` that ``rows`` keeps, after decoding each once. Raises DataError, one line.
+def open_source(
+    source: str, columns: Columns, rows: Filter = ALL, most_bad_rows: int = 0, *, stream: bool = False
+) -> Images | NumberedImages:
+    """Return the images of ``source`` that ``rows`` keeps. Raises DataError, one line.
 
-    Passes over at most ``most_bad_rows`` that cannot be read.
+    Decodes each once, but none of a ``stream`` unless at most ``most_bad_rows`` that cannot be read are passed over.
     """
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED, rows)
+    if has_columns(path) and stream:
+        return open_stream(path, columns, most_bad_rows)
     if has_columns(path):
         return encoded.open_rows(path, columns, most_bad_rows)
     if isinstance(path, Filtered):
         raise DataError(f"data {path.source}: has no columns, so filter.column is for {', '.join(FILES)} and splits")
     assert isinstance(path, Path)  # a split has columns
-    if path.is_dir():
-        return folders.open_folder(path, most_bad_rows)
+    if several := folders.image_folders(path):
+        return folders.open_folder(several, most_bad_rows, decodes=not stream or most_bad_rows > 0)
     with _array(path):
         return arrays.open_npz(path, most_bad_rows)
 

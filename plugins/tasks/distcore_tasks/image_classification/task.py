@@ -15,6 +15,7 @@ from distcore_tasks.image_classification.models import build_model
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.prepare import ImageDatasets, empty_datasets, prepare_images
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
+from distcore_tasks.image_classification.streamed import StreamedImages
 from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
 from distcore_tasks.shared.bad_rows import write_bad_rows
 from distcore_tasks.shared.classification.predictions import (
@@ -39,7 +40,10 @@ class ImageClassification(ImageOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets after decoding all images once. Raises DataError, ModelError or ConfigError."""
+        """Return the datasets after decoding all images once, unless they are streamed.
+
+        Raises DataError, ModelError or ConfigError.
+        """
         return prepare_images(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
@@ -65,7 +69,7 @@ class ImageClassification(ImageOptions):
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield a line for each image, in order, with labels as in the source, and ``row`` in a file of images."""
         data, test = _images(data), data.test
-        origins = test.origins() if isinstance(test, ImageDataset | UnlabeledImages) else repeat({})
+        origins = test.origins() if isinstance(test, ImageDataset | StreamedImages | UnlabeledImages) else repeat({})
         return class_lines(outputs, data.labels, origins)
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:

@@ -167,9 +167,9 @@ def test_several_that_cannot_be_read_are_counted(photos: Path) -> None:
 def test_images_are_decoded_once_and_again_when_one_has_changed(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counted(count: int, *given: Any) -> Any:
+    def counted(count: int, *given: Any, **named: Any) -> Any:
         calls.append(count)
-        return check_images(count, *given)
+        return check_images(count, *given, **named)
 
     monkeypatch.setattr("distcore_tasks.image_classification.folders.check_images", counted)
     first = prepared(photos, eval_data=str(photos)).train

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shard_cases as shards
+from image_cases import encoded, pixels
 
 from distcore import DataError, RunConfig
 from distcore.plugin.batching.sampling import training_plan
@@ -17,6 +19,7 @@ from distcore_data import WindowedRows, fetching, remote
 from distcore_data.indexes import rows as indexed
 from distcore_data.orders import ahead
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.shared import row_order
 from distcore_tasks.shared.options import Filter, Order
@@ -24,6 +27,12 @@ from distcore_tasks.shared.options import Filter, Order
 fsspec = pytest.importorskip("fsspec")
 FILES, ROWS, BATCH = 12, 64, 16
 ORDER = Order(kind="windows", window_shards=3)  # of 64 rows, of three files
+
+
+def images(file: int, folder: Path) -> bytes:
+    """A tar file of images, all of one size."""
+    rows = [{"png": encoded(pixels(file * ROWS + row, 4)), "cls": b"%d" % (row % 2)} for row in range(ROWS)]
+    return shards.tar(folder / "images.tar", rows).read_bytes()
 
 
 def lines(file: int) -> bytes:
@@ -47,6 +56,17 @@ def streamed(data: str, **options: Any) -> Any:
     return task.prepare(RunConfig()).train
 
 
+def streamed_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, int]:
+    """As ``streamed``, and the size of a file, of which the cache has room for seven, too."""
+    system = fsspec.filesystem("memory")
+    for file in range(FILES):
+        system.pipe(f"/images/{file + 10}.tar", content := images(file, folder))
+    monkeypatch.setenv(fetching.LIMIT, str(7 * len(content)))
+    data = "memory://images/*.tar"
+    task = ImageClassification(data=data, eval_data=data, stream=True, order=ORDER)
+    return task.prepare(RunConfig()).train, len(content)
+
+
 def epoch(rows: Any, number: int) -> Iterator[np.ndarray]:
     """Read the rows of an epoch, and yield those of each step, when nothing is fetched."""
     plan = training_plan(RunConfig(global_batch_size=BATCH, micro_batch_size=BATCH), rows)
@@ -60,10 +80,15 @@ def epoch(rows: Any, number: int) -> Iterator[np.ndarray]:
         yield numbers
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "tar"])
 def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, fetched, late, most, seen = streamed("memory://streamed/*.jsonl"), list[str](), list[Path](), 0, list[int]()
+    fetched, late, most, seen = list[str](), list[Path](), 0, list[int]()
+    if kind == "jsonl":
+        rows, folder = streamed("memory://streamed/*.jsonl"), "streamed"
+    else:
+        (rows, size), folder = streamed_images(tmp_path, monkeypatch), "images"
     write, present = fetching._write, fetching.present
 
     def written(file: Any, draft: Path) -> None:
@@ -76,16 +101,16 @@ def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
             late.extend(file for file in some if not file.is_file())
         return present(some)
 
-    for copy in fetching.copies_folder().rglob("*.jsonl"):
+    for copy in fetching.copies_folder().rglob(f"*.{kind}"):
         copy.unlink()
     monkeypatch.setattr(fetching, "_write", written)
     monkeypatch.setattr(indexed, "present", asked)
     for numbers in epoch(rows, 0):
         seen += numbers.tolist()
-        most = max(most, sum(copy.stat().st_size for copy in fetching.copies_folder().rglob("*.jsonl")))
+        most = max(most, sum(copy.stat().st_size for copy in fetching.copies_folder().rglob(f"*.{kind}")))
     assert sorted(seen) == list(range(FILES * ROWS))
-    assert sorted(fetched) == sorted(f"/streamed/{file + 10}.jsonl" for file in range(FILES))
-    assert {file.name for file in late} <= {"10.jsonl", *(Path(name).name for name in fetched[:1])}
+    assert sorted(fetched) == sorted(f"/{folder}/{file + 10}.{kind}" for file in range(FILES))
+    assert {file.name for file in late} <= {f"10.{kind}", *(Path(name).name for name in fetched[:1])}
     assert most <= 7 * size
 
 

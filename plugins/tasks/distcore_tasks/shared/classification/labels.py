@@ -41,6 +41,28 @@ class Labeled(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class CodedLabels(Sequence[Any]):
+    """Labels of very many rows, of which each distinct one is in memory once."""
+
+    codes: np.ndarray
+    """Place of the label of each row among ``names``, integers ``(rows,)``."""
+    names: Sequence[Any]
+    """The distinct labels."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.codes)
+
+    def __getitem__(self, row: Any) -> Any:
+        """Return the label of a row."""
+        return self.names[self.codes[row]]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the label of each row."""
+        return map(self.names.__getitem__, self.codes)
+
+
 R = TypeVar("R", bound=Labeled)
 
 
@@ -108,6 +130,8 @@ class SomeLabels:
     @property
     def labels(self) -> Sequence[Any]:
         """One label, or list of labels, per row."""
+        if isinstance(self.rows.labels, CodedLabels):
+            return CodedLabels(self.rows.labels.codes[self.numbers], self.rows.labels.names)
         return [self.rows.labels[number] for number in self.numbers.tolist()]
 
     def __len__(self) -> int:
@@ -148,6 +172,11 @@ def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, 
 
 def encode_labels(rows: Labeled, classes: Sequence[str]) -> np.ndarray:
     """Return the class number of each row, int64 ``(rows,)``; each label is a class."""
+    if isinstance(rows.labels, CodedLabels):
+        numbers = {name: number for number, name in enumerate(classes)}
+        by_code: np.ndarray = np.array([numbers.get(str(name), -1) for name in rows.labels.names], np.int64)
+        coded: np.ndarray = by_code[rows.labels.codes]
+        return coded
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
 
 

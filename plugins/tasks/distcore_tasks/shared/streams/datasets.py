@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +47,17 @@ class EncodedRows:
         """Return the number of rows."""
         return len(self._values)
 
+    def number(self, place: int) -> int:
+        """Return the number in its source of the row at a place."""
+        return self._values.number(place)
+
     def pieces(self, most: int) -> np.ndarray:
         """Return the first row of each piece of a file of at most ``most`` rows, and the end of the last one, int64."""
         return self._values.pieces(most)
+
+    def bounds(self, sources: Sequence[Path]) -> list[int]:
+        """Return the first row of each source of a mixture, and the end of the last; empty without sources."""
+        return self._values.bounds(sources) if sources else []
 
     def fetched_ahead(self, order: RowOrder, positions: int) -> RowOrder:
         """Return an order that has remote files fetched before their rows come up, so many positions ahead."""

@@ -105,14 +105,14 @@ def choose_values(source: Source, schema: Schema[T], most_bad_rows: int) -> Numb
     Raises DataError.
     """
     is_all = not most_bad_rows and not isinstance(source, Filtered)
-    return _opened(source, schema, None if is_all else choose_rows(source, schema.columns, schema.problem))
+    return numbered_values(source, schema, None if is_all else choose_rows(source, schema.columns, schema.problem))
 
 
 def open_values(source: Source, schema: Schema[T], folder: Path) -> NumberedValues[T]:
     """Return values that ``save_values`` saved to ``folder``."""
     file = folder / CHOSEN
     chosen = ChosenRows(np.load(file, allow_pickle=False)) if file.is_file() else None
-    return _opened(source, schema, chosen)
+    return numbered_values(source, schema, chosen)
 
 
 def save_values(values: NumberedValues[T], folder: Path) -> None:
@@ -122,7 +122,8 @@ def save_values(values: NumberedValues[T], folder: Path) -> None:
         np.save(folder / CHOSEN, values.chosen.bits)
 
 
-def _opened(source: Source, schema: Schema[T], chosen: ChosenRows | None) -> NumberedValues[T]:
+def numbered_values(source: Source, schema: Schema[T], chosen: ChosenRows | None) -> NumberedValues[T]:
+    """Return the values of the ``chosen`` rows of a source, or of all; of these no file may be cut."""
     rows = IndexedRows(source.source if isinstance(source, Filtered) else source, schema.columns, whole=chosen is None)
     return NumberedValues(source_name(source), rows, schema, chosen)
 
