@@ -643,6 +643,68 @@ class AveragesRowsOnly(Plain):
         return defaults.step(run, clip)
 
 
+@mutant("gradient", "frozen-16-bits", "saved as torch.float32; a rank holds 1024 bytes of 512")
+class WidensFrozenWeights(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+
+@mutant("gradient", "frozen-16-bits", "holds no tensor .model/frozen.weight")
+class LeavesOutHalfPrecision(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        halves = {f"model/{name}" for name, value in run.module.named_parameters() if value.dtype == torch.bfloat16}
+        return {name: value for name, value in defaults.save_checkpoint(run).items() if name not in halves}
+
+
+@mutant("gradient", "frozen-bytes")
+class TakesBytesForNumbers(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.float() if parameter.dtype == torch.uint8 else parameter.data
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+
+@mutant("gradient", "chunked-loss")
+class ComputesTheHeadItself(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        head: Any = model.get_submodule("head")
+        head.forward = lambda hidden: nn.functional.linear(hidden, head.weight, head.bias)
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+
+@mutant("resume", "eight-bit-moments", "[1-9][0-9]* tensors are not as AdamW's|KeyError")
+class SavesTheStateAsItIsHeld(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        state = {name: held for name, held in defaults.save_checkpoint(run).items() if name.startswith("model/")}
+        for name, parameter in run.module.named_parameters():
+            own = run.optimizer.state.get(parameter, {}) if run.optimizer else {}
+            state |= {f"optimizer/{name}/{key}": value for key, value in own.items() if isinstance(value, Tensor)}
+        return state
+
+
+@mutant("resume", "eight-bit-moments")
+class LoadsTheStateIntoTheOptimizer(DDPStrategy):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        loaded = defaults.load_checkpoint(run, state)
+        for name, parameter in run.module.named_parameters():
+            keys = [key for key in state if key.startswith(f"optimizer/{name}/")]
+            if run.optimizer and keys:
+                run.optimizer.state[parameter] = {key.rpartition("/")[2]: state[key].clone() for key in keys}
+        return loaded
+
+
 class AveragesWithItsPartner(Plain):
     """Ranks exchange in pairs, as two ranks may; of three the last one stays alone."""
 
@@ -707,6 +769,17 @@ def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     cases = dict.fromkeys(mutant.case for mutant in MUTANTS.values())
     (of_subject,) = measure([subject(FindsUnused, *cases)])
     assert [str(finding) for finding in of_subject if not finding.held] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "make", [WidensFrozenWeights, TakesBytesForNumbers, ComputesTheHeadItself, SavesTheStateAsItIsHeld]
+)
+def test_what_is_wrong_with_saving_memory_alone_breaks_one_case(make: type) -> None:
+    (of_subject,) = measure([subject(make, *all_cases())])
+    broken = [finding.case for finding in of_subject if finding.held is False]
+    assert broken == [MUTANTS[make.__name__].case]
 
 
 class Sleeps(DDPStrategy):

@@ -24,11 +24,9 @@ class Reader(Protocol):
 
     def read(self, source: Path, columns: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         """Yield the values of ``columns``, config keys to names, in each row; raises DataError."""
-        ...
 
     def digest(self, source: Path) -> str | None:
         """Return a digest of the rows; ``None`` for a folder without any. Raises DataError for a missing source."""
-        ...
 
 
 def windows(task: BoundTask, source: Path, id_column: str | None, size: int, skip: int = 0) -> Iterator[FileRows]:

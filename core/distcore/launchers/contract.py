@@ -120,8 +120,6 @@ class Launcher(Protocol):
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the plan for ``spec`` without changing anything. Raises ConfigError, one line."""
-        ...
 
     def run(self, plan: LaunchPlan) -> int:
         """Start ``plan``, wait for its end and return the exit status. Raises ConfigError, one line."""
-        ...

@@ -27,7 +27,6 @@ class Adapter(Protocol):
 
     def resolve(self, config: RunConfig) -> Mapping[str, Any]:
         """Return, by dotted key, values for each 'auto' of the adapter; raises ConfigError for one that cannot be."""
-        ...
 
     def inject(self, config: RunConfig, module: nn.Module, folder: Path | None) -> Mapping[str, Origin]:
         """Put the adapter into ``module``, in place, and freeze the other parameters.
@@ -36,20 +35,15 @@ class Adapter(Protocol):
         Returns, by the new name, where each of them has its values from, and each copy that is trained. Raises
         ConfigError if the model has nothing to adapt.
         """
-        ...
 
     def recipe(self, config: RunConfig) -> str:
         """Return how the frozen layers are made of the model's weights, in a few words; '' if they are the same."""
-        ...
 
     def widen(self, module: nn.Module) -> None:
         """Turn the frozen layers of ``module``, in place, into plain ones in fp32, as others read them."""
-        ...
 
     def take_out(self, module: nn.Module, merge: bool) -> nn.Module:
         """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
-        ...
 
     def off(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which ``module`` answers as its base does."""
-        ...

@@ -27,7 +27,6 @@ class BuildsOptimizer(Protocol):
 
         Its state per parameter, in ``Optimizer.state``, must be tensors, so that checkpoints save it.
         """
-        ...
 
 
 @runtime_checkable
@@ -39,8 +38,6 @@ class HasSavedState(Protocol):
 
     def saved_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the checkpoint's values for the parameter, by key; a tensor of its shape is sharded as it is."""
-        ...
 
     def load_saved_state(self, parameter: Tensor, saved: dict[str, Tensor]) -> None:
         """Take over the result of ``saved_state`` for the parameter; the tensors may be on the CPU."""
-        ...

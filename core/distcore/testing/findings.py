@@ -106,32 +106,19 @@ class Case:
     def measure_in(self, lab: Any) -> Finding:
         """Measure the case in ``lab`` and return its result, whatever is raised."""
         try:
-            return self.finding(self.measure(lab))
+            measured = self.measure(lab)
         except Skip as reason:
-            return self.skipped(str(reason))
+            return self.finding(None, str(reason))
         except DistcoreError as error:
-            return self.broken(one_line(str(error)))
+            return self.finding(False, one_line(str(error)))
         except Exception as error:  # of the strategy or the task under test
-            return self.broken(one_line(f"{type(error).__name__}: {error}"))
+            return self.finding(False, one_line(f"{type(error).__name__}: {error}"))
+        # No comparison with NaN is true.
+        return self.finding(measured.error <= measured.bound, measured.note, measured.error, measured.bound)
 
-    def skipped(self, reason: str) -> Finding:
-        """Return the result of a case that was not measured, for this reason."""
-        return Finding(law=self.law, case=self.name, held=None, note=reason)
-
-    def broken(self, reason: str) -> Finding:
-        """Return the result of a case that failed before it had an error to report."""
-        return Finding(law=self.law, case=self.name, held=False, note=reason)
-
-    def finding(self, measured: Measured) -> Finding:
-        """Return the result of a measurement. An error of NaN is broken, because no comparison with NaN is true."""
-        return Finding(
-            law=self.law,
-            case=self.name,
-            held=measured.error <= measured.bound,
-            error=measured.error,
-            bound=measured.bound,
-            note=measured.note,
-        )
+    def finding(self, held: bool | None, note: str, error: float | None = None, bound: float | None = None) -> Finding:
+        """Return the result of the case; without ``error`` if it was skipped, or failed before it had one to report."""
+        return Finding(law=self.law, case=self.name, held=held, error=error, bound=bound, note=note)
 
 
 def merged(findings: list[Finding]) -> Finding:

@@ -83,7 +83,7 @@ class Classifier(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
         self.passes = 2 if repeated else 1
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.frozen = Widened(WIDTH, WIDTH).requires_grad_(False)
         self.head = nn.Linear(WIDTH, VOCABULARY if tied else CLASSES)
         if tied:
             self.head.weight = self.embedding.weight
@@ -123,6 +123,19 @@ class Block(nn.Module):
         """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
         inner = self.dropout(F.gelu(self.up(self.norm(hidden))))  # a strategy may split it over ranks
         return hidden + self.dropout(self.down(inner))  # type: ignore[no-any-return]
+
+
+class Widened(nn.Linear):
+    """A linear layer that widens its weight in each product. Bytes are codes of values from -1 to 1."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output of the layer."""
+        return F.linear(input, widened(self.weight).to(input.dtype), self.bias)
+
+
+def widened(weight: Tensor) -> Tensor:
+    """Return the values of a stored weight in fp32."""
+    return weight.float() / 128 - 1 if weight.dtype == torch.uint8 else weight.float()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ law, job_law, task_law = map(_registers, (RANK_CASES, JOB_CASES, TASK_CASES))
 
 The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
 """
-MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")
+MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise", "memory")
 """The modules of ``distcore.testing.laws``; importing one registers its cases."""
 
 

@@ -196,12 +196,14 @@ class _Work:
     def _break(self, pair: tuple[int, int], why: str) -> None:
         case = self.subjects[pair[0]].cases[pair[1]]
         broken = [finding for finding in self._read(pair) if finding.held is False]
-        self._keep(pair, replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why))
+        self._keep(pair, replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.finding(False, why))
 
     def _count_hang(self, number: int) -> None:
         self.hung[number] += 1
         for pair in [pair for pair in self.todo if pair[0] == number and self.hung[number] == HANGS]:
-            self._keep(pair, self.subjects[number].cases[pair[1]].skipped(f"not measured: {HANGS} cases hung before"))
+            self._keep(
+                pair, self.subjects[number].cases[pair[1]].finding(None, f"not measured: {HANGS} cases hung before")
+            )
 
     def _keep(self, pair: tuple[int, int], measured: Finding) -> None:
         subject = self.subjects[pair[0]]

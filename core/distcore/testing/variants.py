@@ -1,11 +1,11 @@
-"""Variants of the laws' task: further loss terms, a frozen model, a loss over the whole batch, phases, own steps."""
+"""Variants of the laws' task: other terms, losses and weights, a frozen model, phases, own steps."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from distcore.plugin.task.frozen import INITIAL, Initial
 from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Dataset, Datasets
-from distcore.testing.problem import CLASSES, Problem, RandomRows
+from distcore.testing.problem import CLASSES, WIDTH, Classifier, Problem, RandomRows, widened
 
 TERM = "size"
 """Name of the additional term."""
@@ -169,3 +169,79 @@ class Climbing(Problem):
                     parameter.add_(move, alpha=sign)
             if sign > 0:
                 again()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Problem):
+    """Its frozen weight has another dtype than the others."""
+
+    stored: torch.dtype
+    """Dtype of that weight."""
+    wide: bool = False
+    """True if the same values are in fp32 instead."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with this weight."""
+        model = super().build_model(config, data)
+        weight = model.get_parameter("frozen.weight")
+        codes = ((weight.data + 1) * 128).round() if self.stored == torch.uint8 else weight.data
+        weight.data = widened(codes.to(self.stored)) if self.wide else codes.to(self.stored)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRows(Problem):
+    """Has a trained weight with rows that are long enough for moments in 8 bits."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with two trained layers in place of the frozen one."""
+        model: Any = super().build_model(config, data)
+        model.frozen = nn.Sequential(nn.Linear(WIDTH, 6 * WIDTH), nn.GELU(), nn.Linear(6 * WIDTH, WIDTH))
+        return model  # type: ignore[no-any-return]
+
+
+class LossHead(nn.Linear):
+    """A head that returns the sum of the losses of ``labels``, row by row, in place of logits."""
+
+    labels: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return that loss, shape ``(1, 1)``, or logits without labels."""
+        if self.labels is None:
+            return super().forward(input)
+        total = input.new_zeros(1, 1)
+        for rows in torch.arange(len(input), device=input.device)[:, None]:
+            total = total + F.cross_entropy(F.linear(input[rows], self.weight, self.bias), self.labels[rows])
+        return total
+
+
+class ChunkedClassifier(Classifier):
+    """The model with such a head, which ranks do not split."""
+
+    tp_plan: ClassVar = {name: way for name, way in Classifier.tp_plan.items() if name != "head"}
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the loss of ``labels``, or logits."""
+        head: Any = self.head
+        head.labels = labels
+        return super().forward(tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked(Problem):
+    """Its head computes the loss, row by row, as for a large vocabulary."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with this head."""
+        model = ChunkedClassifier(blocks=self.blocks)
+        model.head.__class__ = LossHead
+        return model
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss."""
+        total: Tensor = model(batch["tokens"], batch["labels"])
+        return total.sum()
+
+    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+        """Return it from whole logits."""
+        return super().loss(module, dataset.batch(rows)) / len(rows)

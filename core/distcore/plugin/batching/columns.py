@@ -19,11 +19,9 @@ class Column(Protocol):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        ...
 
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
         """Return the values of ``rows``, int64, shape ``(n,)``, in this order: integers of the same shape."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

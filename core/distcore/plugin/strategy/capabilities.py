@@ -125,7 +125,6 @@ class ChecksConfig(Protocol):
 
         In ``config`` every 'auto' is already replaced, except those that need the data.
         """
-        ...
 
 
 @runtime_checkable
@@ -134,7 +133,6 @@ class ChecksEvaluation(Protocol):
 
     def check_evaluation(self, config: RunConfig) -> None:
         """Raise DistcoreError, one line, for a config that cannot be evaluated."""
-        ...
 
 
 @runtime_checkable
@@ -146,7 +144,6 @@ class ChecksModel(Protocol):
 
         ``meta_model`` is the model on the meta device. The ranks must check a model that cannot be built there.
         """
-        ...
 
 
 @runtime_checkable
@@ -159,4 +156,3 @@ class FillsConfig(Protocol):
         Called twice: with the config as the user gave it, and with its device, ``nproc`` and precision known. If the
         user set a key and the file contradicts, ``check_config`` should raise.
         """
-        ...

@@ -59,23 +59,18 @@ class RankGroup(Protocol):
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of ``values`` over the ranks, on every rank."""
-        ...
 
     def gather(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows of all ranks, in rank order, on every rank."""
-        ...
 
     def save(self, run: Run) -> State:
         """Return whole tensors, and this rank's parts of sharded ones."""
-        ...
 
     def load(self, run: Run, state: SavedState) -> bool:
         """Read this rank's part of every tensor; always true."""
-        ...
 
     def leave(self, world: World) -> bool:
         """Leave the group once every rank has called; always true."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,11 +133,9 @@ class LossScale(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers by key."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state. If another kind of scaler saved it, only GradScaler's keys are sure to be there."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,7 +61,6 @@ class PlansMemory(Protocol):
         gradients. ``wrap_model`` gets the same ``make_optimizer``. ``distcore.footprint`` has what most strategies
         need. Raises DistcoreError, one line, for settings that the strategy cannot plan.
         """
-        ...
 
 
 @runtime_checkable
@@ -75,7 +74,6 @@ class TracesStep(Protocol):
         rank 0 of the planned world. torch's collectives return at once and send nothing; the strategy must not call
         collectives of other libraries. The stand-in may implement ``HoldsExtraTensors``.
         """
-        ...
 
 
 @runtime_checkable
@@ -97,8 +95,6 @@ class HoldsExtraTensors(Protocol):
         They are listed by purpose: ``parameters``, ``gradients``, ``optimizer``. Copies of weights that the optimizer
         steps belong to ``optimizer``.
         """
-        ...
 
     def close(self) -> None:
         """Undo the changes of ``wrap_model`` to the process."""
-        ...

@@ -63,19 +63,15 @@ class SavedState(Protocol):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the whole tensor, on the CPU. Raises CheckpointError for an unknown name."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor without reading it. Raises CheckpointError for an unknown name."""
-        ...
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``, on the CPU.
 
         Raises CheckpointError if there is no such tensor or it has fewer elements.
         """
-        ...
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
         """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension, on the CPU."""
-        ...

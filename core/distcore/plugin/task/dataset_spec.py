@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from distcore.plugin.task.task import Dataset
 
 
-class DatasetSpec:
+class DatasetSpec(Protocol):
     """The members that a dataset may have. Nothing inherits from it; ``datasets.py`` asks for them."""
 
     @property
     def counts(self) -> Mapping[str, Column]:
         """Weight of each row in the mean of a further loss term, by the term's name; default: ``items``."""
-        raise NotImplementedError
 
     def at(self, epoch: int) -> Dataset:
         """Return the rows as they are in ``epoch``, counted from 0, for rows that vary: masking, augmentation.
@@ -26,7 +25,6 @@ class DatasetSpec:
         start of an epoch, and again if a run resumes inside it: the answer must depend on ``epoch`` alone.
         ``distcore.row_random`` makes random numbers for a row of an epoch.
         """
-        raise NotImplementedError
 
     def row_order(self, seed: int, epoch: int) -> Column:
         """Return the row at each position of ``epoch``, counted from 0; ``None``, or no such member: a random order.
@@ -34,7 +32,6 @@ class DatasetSpec:
         It must depend on its arguments alone. A row may come up several times or not at all, as in a mixture; the
         number of positions is that of the rows. ``content`` must cover how rows are ordered.
         """
-        raise NotImplementedError
 
     @property
     def content(self) -> str:
@@ -42,7 +39,6 @@ class DatasetSpec:
 
         A dataset whose columns are no arrays must have it: then it covers length and items of each row, too.
         """
-        raise NotImplementedError
 
     @property
     def pads(self) -> bool:
@@ -51,11 +47,9 @@ class DatasetSpec:
         A micro-batch without padding costs its tokens, and is not split to reduce padding. Without this member the
         model decides: it may skip the padding of padded rows.
         """
-        raise NotImplementedError
 
     def padded(self) -> Dataset | None:
         """Return the same rows, padded. Before the first step, the losses of some are compared in both forms.
 
         ``None`` if they are not the same then. A dataset without this method is compared as it is.
         """
-        raise NotImplementedError

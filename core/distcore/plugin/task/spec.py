@@ -9,7 +9,7 @@ evaluation and saving before the first step, so that a broken task fails at once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Losses, Outputs
 
 
-class TaskSpec:
+class TaskSpec(Protocol):
     """The methods of a task, to read and to look up. No class inherits from it.
 
     A DistcoreError from a method ends the run in one line; any other exception is a failure with a traceback. The
@@ -46,7 +46,6 @@ class TaskSpec:
             def suggest(self, config: RunConfig) -> dict[str, object]:
                 return {"lr": 0.01}
         """
-        raise NotImplementedError
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Read, check and cache the data; called before ranks start, then on each rank, from the cache.
@@ -59,7 +58,6 @@ class TaskSpec:
                 train, held_out = RandomRows(50, seed=config.seed), RandomRows(11, seed=1)
                 return Datasets(train=train, evaluation=held_out, test=held_out, facts={"classes": 4})
         """
-        raise NotImplementedError
 
     def why_not_padding_free(self) -> str | None:
         """Return why the configured model cannot compute rows without padding; ``None`` if it can.
@@ -71,7 +69,6 @@ class TaskSpec:
             def why_not_padding_free(self) -> str | None:
                 return None
         """
-        raise NotImplementedError
 
     def skipped_fraction(self) -> float:
         """Return the fraction of per-token compute that the padding-free model skips, from 0 to 1.
@@ -83,7 +80,6 @@ class TaskSpec:
             def skipped_fraction(self) -> float:
                 return 0.25
         """
-        raise NotImplementedError
 
     def weights_folder(self, config: RunConfig) -> Path | None:
         """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's.
@@ -94,7 +90,6 @@ class TaskSpec:
                 folder = Path("pretrained")
                 return folder if any(folder.glob("*.safetensors")) else None
         """
-        raise NotImplementedError
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model in fp32 on torch's default device; the core has seeded the random state.
@@ -107,7 +102,6 @@ class TaskSpec:
             def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
                 return Classifier(dropout=0.0)
         """
-        raise NotImplementedError
 
     def phases(self) -> Mapping[str, Phase]:
         """Return the phases of each step, in order: each has a loss and steps the parameters of a pattern.
@@ -125,7 +119,6 @@ class TaskSpec:
 
                 return {"classifier": Phase(r"^(embedding|blocks|head)", loss, {"betas": (0.9, 0.999)})}
         """
-        raise NotImplementedError
 
     def frozen(self, config: RunConfig, data: Datasets) -> Mapping[str, FrozenModel | Initial]:
         """Return the models that are used but not trained, by name: references, teachers, encoders.
@@ -140,7 +133,6 @@ class TaskSpec:
             def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:
                 return {"teacher": FrozenModel(lambda config, data: Classifier())}
         """
-        raise NotImplementedError
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
         """Make ``module``, from ``build_model``, skip padding from now on; return a function that undoes it.
@@ -154,7 +146,6 @@ class TaskSpec:
                 hook = module.register_forward_pre_hook(lambda module, given: (given[0].contiguous(),))
                 return hook.remove
         """
-        raise NotImplementedError
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
         """Make ``module`` compute logits at target positions only; return ``data`` whose batches mark them.
@@ -167,7 +158,6 @@ class TaskSpec:
             def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
                 return data  # one prediction per row: every logit is at a target
         """
-        raise NotImplementedError
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write further files for users of the model into the run folder, on the main rank.
@@ -180,7 +170,6 @@ class TaskSpec:
                 names = ["sport", "science", "politics", "weather"]
                 (folder / "classes.json").write_text(json.dumps(names))
         """
-        raise NotImplementedError
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, enough for ``build_model`` and ``save``, from the files of ``save``.
@@ -193,7 +182,6 @@ class TaskSpec:
                 none = RandomRows(0, seed=0)
                 return Datasets(train=none, evaluation=none, test=none)
         """
-        raise NotImplementedError
 
     def consult(self, frozen: Mapping[str, Callable[..., Any]], batch: Batch) -> Batch:
         """Return ``batch`` with the frozen models' outputs for its rows; called before each method that gets a batch.
@@ -206,7 +194,6 @@ class TaskSpec:
             def consult(self, frozen: Mapping[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
                 return batch | {"taught": frozen["teacher"](batch["tokens"])}
         """
-        raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the *sum* of the loss over the items of ``batch``, a scalar with gradient. The core divides, once.
@@ -222,7 +209,6 @@ class TaskSpec:
                 logits = model(batch["tokens"])  # (n, classes)
                 return F.cross_entropy(logits, batch["labels"], reduction="sum")
         """
-        raise NotImplementedError
 
     def train_step(self, step: Step) -> Tensor:
         """Make one optimizer step through the handle ``step``; return this rank's share of the loss, to be logged.
@@ -237,7 +223,6 @@ class TaskSpec:
                 step.apply()
                 return loss
         """
-        raise NotImplementedError
 
     def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each row of ``batch``, fp32 ``(n,)``, with gradient.
@@ -250,7 +235,6 @@ class TaskSpec:
             def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
                 return F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
         """
-        raise NotImplementedError
 
     def embed(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the embeddings of each row for ``batch_loss``, ``(n, …)`` by name, with gradient.
@@ -264,7 +248,6 @@ class TaskSpec:
                 losses = F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
                 return {"loss": losses}
         """
-        raise NotImplementedError
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
         """Return the loss of a whole global batch, a scalar; it replaces ``loss`` and is not divided.
@@ -277,7 +260,6 @@ class TaskSpec:
             def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
                 return embeddings["loss"].mean()
         """
-        raise NotImplementedError
 
     def outputs(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | Ragged]:
         """Return outputs for evaluation: tensors ``(n, …)``, one entry per row, on the device of ``batch``.
@@ -293,7 +275,6 @@ class TaskSpec:
                 loss = F.cross_entropy(logits, label, reduction="none")
                 return {"loss": loss, "prediction": logits.argmax(-1), "label": label}
         """
-        raise NotImplementedError
 
     def generate(self, model: nn.Module, batch: Batch, in_step: bool) -> Mapping[str, Tensor | Ragged]:
         """Return more outputs, under names that ``outputs`` does not use; called after it, for the same batch.
@@ -310,7 +291,6 @@ class TaskSpec:
                     tokens = torch.cat([tokens, model(tokens).argmax(-1, keepdim=True) + 1], dim=1)
                 return {"next": tokens[:, -calls:]}
         """
-        raise NotImplementedError
 
     def sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return sums over the rows of ``batch``, by name, on any device; each has one shape for all batches.
@@ -323,7 +303,6 @@ class TaskSpec:
                 right = model(batch["tokens"]).argmax(-1) == batch["labels"]
                 return {"right": right.sum(), "rows": torch.tensor(len(right))}
         """
-        raise NotImplementedError
 
     def report(self, outputs: Outputs, data: Datasets) -> dict[str, object]:
         """Turn the outputs of a whole dataset, on the CPU and in its order, into metrics as JSON values.
@@ -339,7 +318,6 @@ class TaskSpec:
                 right = outputs["prediction"] == outputs["label"]
                 return {"loss": outputs["loss"].mean().item(), "accuracy": right.float().mean().item()}
         """
-        raise NotImplementedError
 
     def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
         """Turn the sums over a whole dataset, float64 on the CPU, into metrics as JSON values.
@@ -352,7 +330,6 @@ class TaskSpec:
             def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
                 return {"share_right": (sums["right"] / sums["rows"]).item() if sums else 0.0}
         """
-        raise NotImplementedError
 
     def predictions(self, outputs: Outputs, data: Datasets) -> Iterable[dict[str, object]]:
         """Turn the outputs of ``data.test`` into the lines of ``predictions.jsonl``, one JSON object per row.
@@ -363,7 +340,6 @@ class TaskSpec:
                 for index, prediction in enumerate(outputs["prediction"].tolist() if outputs else []):
                     yield {"index": index, "prediction": prediction}
         """
-        raise NotImplementedError
 
     def row_columns(self) -> Mapping[str, str]:
         """Return the columns of a file with rows to predict, by the option that names each (``columns.text``).
@@ -373,7 +349,6 @@ class TaskSpec:
             def row_columns(self) -> Mapping[str, str]:
                 return {"columns.text": "text"}
         """
-        raise NotImplementedError
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         """Yield the records to predict from a file or folder, the same each time; raises DataError.
@@ -387,7 +362,6 @@ class TaskSpec:
                 for row in map(json.loads, source.read_text().splitlines()):
                     yield row["text"], *(row[column] for column in others.values())
         """
-        raise NotImplementedError
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return a dataset of ``rows`` to predict, in this order; raises DataError for an unusable row.
@@ -402,4 +376,3 @@ class TaskSpec:
             def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
                 return RandomRows(len(rows.records), seed=rows.start)
         """
-        raise NotImplementedError

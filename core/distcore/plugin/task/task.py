@@ -42,16 +42,13 @@ class Dataset(Protocol):
     @property
     def lengths(self) -> Column:
         """Length of each row in tokens, or 1: rows of like length share a micro-batch."""
-        ...
 
     @property
     def items(self) -> Column:
         """Weight of each row in the mean loss: 1, or for example its number of tokens."""
-        ...
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        ...
 
     def batch(self, indices: np.ndarray) -> Batch:
         """Collate these rows, in this order and padded to the longest of them; ``indices`` is int64, shape ``(n,)``.
@@ -60,7 +57,6 @@ class Dataset(Protocol):
         every rank and in every loader process; randomness belongs into ``at``. On an accelerator a separate thread
         calls it for the next step, while the device computes the current one.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +116,6 @@ class Task(Protocol):
 
         Every rank must get the same rows in the same order. Raises DistcoreError for rows that cannot be used.
         """
-        ...
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model in fp32 on torch's default device; the core has seeded the random state.
@@ -128,7 +123,6 @@ class Task(Protocol):
         On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
         build the model whole instead. Raises DistcoreError where it cannot be built.
         """
-        ...
 
 
 def declared_metrics(task: object) -> Mapping[str, Direction]:
