@@ -13,6 +13,7 @@ class TestDDP(StrategyContract):
     strategy = "accelerate"
 
 
+@pytest.mark.slow  # distcore-ddp has the laws with this option, too
 class TestFindUnused(StrategyContract):
     strategy = "accelerate"
     options: ClassVar = {"find_unused": True}
