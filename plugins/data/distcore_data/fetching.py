@@ -1,6 +1,6 @@
 """Copies of remote files in the cache, of which some are fetched ahead of a reader, and dropped when it is done.
 
-A copy is a whole file. All copies together are bounded: those that were not read for the longest time make room, then
+A copy is a whole file, and there is ``room`` for some. Those that were not read for the longest time are dropped, then
 those with which this reader is done, the last one first, because it will begin at the first one again.
 """
 
@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distcore import DataError
-from distcore_data.cache import byte_setting, cache_root
+from distcore_data import room
+from distcore_data.cache import cache_root
 
-LIMIT = "DISTCORE_REMOTE_BYTES"
-"""Environment variable with the most bytes of all copies."""
-BYTES = 100 * 2**30
-"""Its default."""
 TRIES = 4
 """Times that a file is asked for before a run ends."""
 FIRST_WAIT = 1.0
@@ -36,10 +33,6 @@ BLOCK = 2**22
 """Bytes that are read at a time."""
 REASON = 300
 """Largest number of characters of an error of a file system."""
-INDEX = "index.json"
-"""File of a folder of MDS or litdata that lists its shards."""
-ON_REMOVAL: list[Callable[[], object]] = []
-"""What is called when a copy was removed."""
 T = TypeVar("T")
 E = TypeVar("E", bound=DataError)
 log = logging.getLogger("distcore")
@@ -71,7 +64,7 @@ REMOTE: dict[Path, RemoteFile] = {}
 
 def is_copy(file: Path) -> bool:
     """Return True for the name of a copy, which also names the version of its file."""
-    return file.is_relative_to(copies_folder())
+    return file.is_relative_to(room.copies_folder())
 
 
 def of_remote(error: E, file: Path) -> E:
@@ -87,11 +80,6 @@ def shown(file: Path) -> str:
     return REMOTE[file].own_url if file in REMOTE else str(file)
 
 
-def copies_folder() -> Path:
-    """Return the folder of all copies; it need not exist."""
-    return cache_root().absolute() / "remote"
-
-
 def present(files: Iterable[Path]) -> Iterator[Path]:
     """Yield each file when it is there; the copies that come next are fetched meanwhile. Raises DataError, one line.
 
@@ -101,19 +89,29 @@ def present(files: Iterable[Path]) -> Iterator[Path]:
     if not any(file in REMOTE for file in coming):
         yield from coming
         return
-    room, pool = _Room(coming), ThreadPoolExecutor(AT_ONCE)
+    looked, pool = _Room(coming), ThreadPoolExecutor(AT_ONCE)
     try:
         while coming or ahead:
-            while coming and len(ahead) < AT_ONCE and room.is_made(coming[0], alone=not ahead):
+            while coming and len(ahead) < AT_ONCE and looked.is_made(coming[0], alone=not ahead):
                 file = coming.popleft()
+                room.HELD[file] += 1
                 ahead.append((file, pool.submit(_fetch, REMOTE.get(file), file)))
             file, fetch = ahead[0]
             fetch.result()
             yield file
             ahead.popleft()
-            room.leave(file)
+            _let_go(file)
+            looked.leave(file)
     finally:  # ranks are forked: no thread may be left
         pool.shutdown(cancel_futures=True)
+        for file, _ in ahead:
+            _let_go(file)
+
+
+def _let_go(file: Path) -> None:
+    room.HELD[file] -= 1
+    if not room.HELD[file]:
+        del room.HELD[file]
 
 
 class _Room:
@@ -121,8 +119,8 @@ class _Room:
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Look at the copies that are there. Raises DataError."""
-        self._limit = byte_setting(LIMIT, BYTES)
-        copies = dict(_copies())
+        self._limit = room.most_copied()
+        copies = dict(room.copies())
         mine = {file for file in files if file in REMOTE}
         self._sizes = {copy: size for copy, (_, size) in copies.items()}
         self._others = sorted(set(copies) - mine, key=lambda copy: copies[copy], reverse=True)
@@ -139,7 +137,7 @@ class _Room:
             return True
         if remote.size > self._limit:
             raise DataError(
-                f"data file {remote.url}: has {remote.size} bytes, and the cache {self._limit}; raise {LIMIT}"
+                f"data file {remote.url}: has {remote.size} bytes, and the cache {self._limit}; raise {room.LIMIT}"
             )
         if self._later and self._later[0] == file:
             self._later.popleft()
@@ -150,10 +148,7 @@ class _Room:
             removable := self._others or self._done or (self._later if alone else deque())
         ):
             copy = removable.pop()
-            copy.unlink(missing_ok=True)
-            self._sizes.pop(copy, None)
-            for forget in ON_REMOVAL:
-                forget()
+            room.remove(copy, self._sizes.pop(copy, 0))
         if total <= needed or alone:
             self._sizes[file], self._ahead = remote.size, self._ahead + remote.size
             return True
@@ -166,14 +161,6 @@ class _Room:
             self._ahead -= REMOTE[file].size
 
 
-def _copies() -> Iterator[tuple[Path, tuple[float, int]]]:
-    """Yield each copy with when it was read last, and its bytes; but the index of a folder of shards always stays."""
-    for file in copies_folder().rglob("[!.]*"):
-        with suppress(FileNotFoundError):  # another process makes room
-            if file.is_file() and file.name != INDEX:
-                yield file, (file.stat().st_mtime, file.stat().st_size)
-
-
 def _fetch(file: RemoteFile | None, copy: Path) -> None:
     """Copy a remote file to the cache unless it is there; a draft is renamed when it is whole."""
     if file is None:
@@ -182,27 +169,33 @@ def _fetch(file: RemoteFile | None, copy: Path) -> None:
 
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(copy.with_name(f".{copy.name}.lock")):
-            if copy.is_file():
+        draft = room.draft_of(copy)
+        with FileLock(draft.with_name(f"{draft.name}{room.LOCK}")):
+            with suppress(FileNotFoundError):  # another process may remove it right now
                 os.utime(copy)
                 return
             log.info("data: fetching %s", file.own_url)
-            draft = copy.with_name(f".{copy.name}")
+            room.reserve(copy, file.size)
             try:
                 persistent(file.url, lambda: _write(file, draft))
                 draft.rename(copy)
-            finally:
+                if not file.size:
+                    room.give_back(-copy.stat().st_size)
+            except BaseException:
                 draft.unlink(missing_ok=True)
+                room.give_back(file.size)
+                raise
     except OSError as error:
         hint = "set DISTCORE_CACHE to a folder that can be written"
         raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from None
 
 
 def _write(file: RemoteFile, draft: Path) -> None:
-    with _own(file.system).open(file.name, "rb") as source, draft.open("wb") as target:
+    with _own(file.system).open(file.name, "rb") as source, draft.open("r+b") as target:
         shutil.copyfileobj(source, target, BLOCK)
-    if file.size and draft.stat().st_size != file.size:
-        raise EOFError(f"{draft.stat().st_size} of {file.size} bytes came")
+        came = target.tell()
+    if file.size and came != file.size:
+        raise EOFError(f"{came} of {file.size} bytes came")
 
 
 def _own(system: Any) -> Any:

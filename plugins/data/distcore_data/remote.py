@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from distcore import DataError
-from distcore_data.fetching import REMOTE, RemoteFile, copies_folder, persistent, shortened
+from distcore_data.fetching import REMOTE, RemoteFile, persistent, shortened
 from distcore_data.remote_shards import find_shards, is_http, version_of
+from distcore_data.room import copies_folder
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)")
 
@@ -24,7 +25,8 @@ _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)")
 def url_of(source: object) -> str | None:
     """Return the URL that a path stands for, which has lost one of its slashes; ``None`` for a local path."""
     match = _URL.fullmatch(str(source))
-    return f"{match['scheme']}://{match['rest']}" if match else None
+    root = "/" if match and match["scheme"] == "file" else ""
+    return f"{match['scheme']}://{root}{match['rest']}" if match else None
 
 
 @cache  # a process sees one version of a file

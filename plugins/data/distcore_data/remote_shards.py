@@ -20,9 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from distcore import DataError
-from distcore_data.fetching import AT_ONCE, INDEX, copies_folder
+from distcore_data.fetching import AT_ONCE
 from distcore_data.formats import READERS, SHARDS
 from distcore_data.formats.opening import extension
+from distcore_data.room import INDEX, copies_folder
 
 Infos = Mapping[str, Mapping[str, Any]]
 """What a file system says of files, by name."""

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distcore import DataError
-from distcore_data import IndexedRows, fetching, read_records, skipping
+from distcore_data import IndexedRows, read_records, room, skipping
 from distcore_data.formats import arrow_columns, arrow_rows
 from distcore_data.indexes import pieces
 
@@ -124,7 +124,7 @@ def test_copies_are_bounded_and_those_of_other_runs_make_room(tmp_path: Path, mo
     first = IndexedRows(one, ASKED)
     assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)]
     [copy] = copies(tmp_path)
-    monkeypatch.setenv(fetching.LIMIT, str(copy.stat().st_size * 3 // 2))
+    monkeypatch.setenv(room.LIMIT, str(copy.stat().st_size * 3 // 2))
     with pytest.raises(DataError, match=r"the copies of a run take more than .* bytes; raise DISTCORE_REMOTE_BYTES"):
         IndexedRows(two, ASKED)[[0]]
     assert copies(tmp_path) == [copy]
@@ -135,7 +135,7 @@ def test_copies_are_bounded_and_those_of_other_runs_make_room(tmp_path: Path, mo
     pieces._OPENED.clear()
     assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)], "made again"
     assert copies(tmp_path) == [copy]
-    monkeypatch.setenv(fetching.LIMIT, str(copy.stat().st_size * 5 // 2))
+    monkeypatch.setenv(room.LIMIT, str(copy.stat().st_size * 5 // 2))
     IndexedRows(two, ASKED)[[0]]
     pieces._OPENED.remove(next(other for other in copies(tmp_path) if other != copy))
     IndexedRows(written(tmp_path / "c.parquet", ["c.parquet" * 20] * ROWS), ASKED)[[0]]

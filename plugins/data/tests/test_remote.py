@@ -17,7 +17,17 @@ import pytest
 import shard_cases as shards
 
 from distcore import DataError
-from distcore_data import IndexedRows, fetching, files_of, present, read_records, remote, source_digest, source_name
+from distcore_data import (
+    IndexedRows,
+    fetching,
+    files_of,
+    present,
+    read_records,
+    remote,
+    room,
+    source_digest,
+    source_name,
+)
 from distcore_data.indexes import rows as index_rows
 
 fsspec = pytest.importorskip("fsspec")
@@ -38,7 +48,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A bucket in memory, and a cache of the test's own."""
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0)
-    monkeypatch.delenv(fetching.LIMIT, raising=False)
+    monkeypatch.delenv(room.LIMIT, raising=False)
     system = fsspec.filesystem("memory")
     system.pipe({"/bucket/rows.jsonl": lines(ROWS), "/bucket/set/b.jsonl": lines(ROWS[4:])})
     system.pipe({"/bucket/set/a.jsonl": lines(ROWS[:4]), "/bucket/set/notes.md": b"none"})
@@ -70,6 +80,7 @@ def test_a_list_file_may_name_urls(tmp_path: Path) -> None:
 
 def test_messages_name_the_url() -> None:
     assert source_name(SOURCE) == "data file memory://bucket/rows.jsonl"
+    assert remote.url_of(Path("file:///bucket/rows.jsonl")) == "file:///bucket/rows.jsonl"
     assert remote.url_of("s3:/bucket/rows.jsonl") == "s3://bucket/rows.jsonl"
     assert [remote.url_of(path) for path in ("rows.jsonl", "/data/rows:1.jsonl", "C:/rows", "a:b/c")] == [None] * 4
 
@@ -188,7 +199,7 @@ def test_copies_that_were_read_longest_ago_make_room(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(lines(ROWS))
-    monkeypatch.setenv(fetching.LIMIT, str(2 * size))
+    monkeypatch.setenv(room.LIMIT, str(2 * size))
     copies = list[Path]()
     for age, name in enumerate(("first", "second", "third")):
         bucket.pipe(f"/bucket/{name}.jsonl", lines(ROWS))
@@ -221,7 +232,7 @@ def test_more_rows_than_the_cache_has_room_for_are_dropped_when_they_are_read(
     names = [f"{number:02}.jsonl" for number in range(10)]
     bucket.pipe({f"/bucket/many/{name}": lines([f"{name} {row}" for row in range(9)]) for name in names})
     size = len(lines([f"{names[0]} {row}" for row in range(9)]))
-    monkeypatch.setenv(fetching.LIMIT, str(4 * size + 1))
+    monkeypatch.setenv(room.LIMIT, str(4 * size + 1))
     assert texts(SOURCE) == ROWS
     opened, most, seen = counted(monkeypatch), 0, list[object]()
     for text in texts_one_by_one("memory://bucket/many"):
@@ -259,7 +270,7 @@ def test_a_digest_is_told_without_the_file_once_it_is_indexed(tmp_path: Path, mo
     ],
 )
 def test_a_cache_that_is_too_small_is_one_line(limit: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(fetching.LIMIT, limit)
+    monkeypatch.setenv(room.LIMIT, limit)
     with pytest.raises(DataError) as error:
         texts(SOURCE)
     assert str(error.value) == line

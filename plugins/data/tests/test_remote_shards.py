@@ -22,6 +22,7 @@ from distcore_data import (
     fetching,
     read_records,
     remote,
+    room,
     skipping,
     source_digest,
 )
@@ -117,7 +118,7 @@ def test_a_cache_smaller_than_the_shards_holds_those_that_are_read(
 ) -> None:
     folder = uploaded(bucket, form(tmp_path, "mds"))
     size = max(file.stat().st_size for file in folder.rglob("shard*"))
-    monkeypatch.setenv(fetching.LIMIT, str(4 * size + 1))
+    monkeypatch.setenv(room.LIMIT, str(4 * size + 1))
     names = fetched(monkeypatch)
     for _ in range(2):
         most, seen = 0, list[tuple[object, ...]]()

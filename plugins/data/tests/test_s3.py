@@ -11,7 +11,7 @@ import pytest
 import shard_cases as shards
 
 from distcore import DataError
-from distcore_data import IndexedRows, fetching, read_records, remote, source_digest
+from distcore_data import IndexedRows, fetching, read_records, remote, room, source_digest
 
 moto = pytest.importorskip("moto.server", reason="needs moto, of make shards")
 boto3 = pytest.importorskip("boto3")
@@ -92,7 +92,7 @@ class Parts:
 def test_loader_processes_fetch_what_they_read(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import DataLoader
 
-    monkeypatch.setenv(fetching.LIMIT, str(len(lines(ROWS[4:]))))  # for one file at a time
+    monkeypatch.setenv(room.LIMIT, str(len(lines(ROWS[4:]))))  # for one file at a time
     parts: Any = Parts(IndexedRows(Path("s3://rows/set"), {"columns.text": "text"}))
     loader = DataLoader(parts, None, num_workers=2)
     assert [text for part in loader for (text,) in part] == ROWS

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distcore_data.fetching import INDEX
 from distcore_data.formats.arrow_rows import read_arrow_file, take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.csv_rows import read_csv
@@ -20,6 +19,7 @@ from distcore_data.formats.parquet_rows import read_parquet, take_parquet
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.tar_rows import read_tar
 from distcore_data.formats.text_rows import documents, has_documents, read_documents, read_text
+from distcore_data.room import INDEX
 
 Reader = Callable[[Path, Columns, Place], Iterator[Record | RowError]]
 

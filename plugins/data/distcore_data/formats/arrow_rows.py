@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distcore_data.fetching import ON_REMOVAL
 from distcore_data.formats.arrow_columns import DECODED_ROWS, UNREADABLE, Chosen, records
 from distcore_data.formats.arrow_numbers import NumberedBatches, forget_batches
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
 from distcore_data.formats.opening import State, broken, need_pyarrow, state_of
 from distcore_data.formats.places import START, Place
+from distcore_data.room import ON_REMOVAL
 
 NEAR = 16
 """Rows that are read together if one of them is asked for by number, of files that are read at any row."""

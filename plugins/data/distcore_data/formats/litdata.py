@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.fetching import INDEX
 from distcore_data.formats.arrow_columns import UNREADABLE
 from distcore_data.formats.arrow_rows import arrow_records, near_rows, take_arrow
 from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
@@ -30,6 +29,7 @@ from distcore_data.formats.row_shards import (
     using_index,
 )
 from distcore_data.formats.zstd_frames import LEVELS, compressed_rows
+from distcore_data.room import INDEX
 
 ARROW_END = b"LDARW01\0"
 """Last bytes of a chunk whose rows are an Arrow file; before them is its size, 32 bits, the lowest byte first."""

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.fetching import INDEX
 from distcore_data.formats.columns import RowError, row_error
 from distcore_data.formats.opening import BROKEN, State, broken, need_pyarrow, open_bytes, pass_over, reason, state_of
 from distcore_data.formats.row_limit import most_bytes, over_limit
+from distcore_data.room import INDEX
 
 NEAR = 16
 """Rows whose offsets are read together."""

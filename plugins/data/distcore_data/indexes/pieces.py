@@ -18,12 +18,12 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.cache import byte_setting, cache_root
-from distcore_data.fetching import BYTES, LIMIT
 from distcore_data.formats.arrow_columns import DECODED_ROWS
 from distcore_data.formats.columns import Columns, RowError
 from distcore_data.formats.parquet_rows import parquet_batches
 from distcore_data.formats.places import Place
 from distcore_data.indexes.entries import FileIndex
+from distcore_data.room import BYTES, LIMIT
 
 LARGE = 2**14
 """Rows of a group from which on a file is copied."""
@@ -104,6 +104,7 @@ def asked(columns: Columns) -> tuple[tuple[str, str], ...]:
 def _write(copy: Path, batches: Iterable[Any]) -> None:
     """Write a draft of batches of ``DECODED_ROWS`` rows, of which one is in memory, and rename it."""
     import pyarrow as pa
+    from filelock import FileLock
 
     draft, writer = copy.with_name(f".{copy.name}-{os.getpid()}"), None
     try:
@@ -119,7 +120,8 @@ def _write(copy: Path, batches: Iterable[Any]) -> None:
             if left:
                 writer.write_table(pa.Table.from_batches(left).combine_chunks())
             writer.close()
-            _make_room(draft)
-            draft.rename(copy)
+            with FileLock(copy.with_name(".room.lock")):
+                _make_room(draft)
+                draft.rename(copy)
     finally:
         draft.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data.cache import byte_setting
-from distcore_data.fetching import BYTES, LIMIT, REMOTE, TRIES, of_remote, present, shown
+from distcore_data.fetching import REMOTE, TRIES, of_remote, present, shown
 from distcore_data.files import check_source, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
 from distcore_data.formats.arrow_rows import NEAR
@@ -26,6 +26,7 @@ from distcore_data.formats.tar_rows import read_tar
 from distcore_data.indexes.pieces import asked, copied, is_large, piece_places
 from distcore_data.indexes.workers import index_files
 from distcore_data.orders.ahead import fetch_ahead
+from distcore_data.room import BYTES, LIMIT
 from distcore_data.splits import Split
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from distcore import Column, DataError
 from distcore_data.cache import byte_setting
-from distcore_data.fetching import BYTES, LIMIT, REMOTE, present
+from distcore_data.fetching import REMOTE, present
 from distcore_data.orders import RowOrder
+from distcore_data.room import BYTES, LIMIT
 
 LOOKS = 8
 """Times that an order looks ahead while it goes on by as many positions as it looks at."""

@@ -17,8 +17,11 @@ from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore.plugin.batching.sampling import training_plan
 from distcore_data import MixedRows
 from distcore_tasks.image_classification import stream_sources
-from distcore_tasks.image_classification.options import Augment
-from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages
+from distcore_tasks.image_classification.options import Augment, Columns
+from distcore_tasks.image_classification.preprocessing import Preprocessing
+from distcore_tasks.image_classification.sources import open_source
+from distcore_tasks.image_classification.stream_sources import NumberedImages
+from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages, streamed_dataset
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.shared.options import Filter, Order
 
@@ -132,6 +135,17 @@ def test_a_mixture_of_streams_is_the_stored_one(form: str, tmp_path: Path) -> No
     check_alike(streamed.train, stored.train)
 
 
+def test_folders_may_have_classes_of_their_own(tmp_path: Path) -> None:
+    more = in_folders(tmp_path / "more", 8)
+    (more / "red").rename(more / "green")
+    for data in (f"{in_folders(tmp_path / 'photos', 8)},{more}", f"{tmp_path}/*o*"):
+        streamed, stored = both(data)
+        assert streamed.classes == stored.classes == ("blue", "green", "red")
+        check_alike(streamed.train, stored.train)
+    with pytest.raises(DataError, match=r"photos,.*/lost: no such folder or file$"):
+        both(f"{tmp_path}/photos,{tmp_path}/lost")
+
+
 @pytest.mark.parametrize("kind", ["full", "windows"])
 def test_an_epoch_has_each_image_once(kind: Any, tmp_path: Path) -> None:
     train: Any = both(tars(tmp_path / "data", rows()), order=Order(kind=kind), eval_fraction=0.2)[0].train
@@ -243,6 +257,10 @@ def test_a_changed_shard_has_another_content(tmp_path: Path) -> None:
     shards.tar(data / "0.tar", [images[1], images[0], *images[2:]])
     contents += map(content_of, (task, replace(task, eval_fraction=0.2)))
     assert len({*contents}) == 3
+    opened, labels = open_source(str(data), Columns(), stream=True), np.array([0, 0])
+    assert isinstance(opened, NumberedImages)
+    some = (streamed_dataset(opened, np.array(rows), labels, Preprocessing(size=8)) for rows in ([0, 2], [0, 4]))
+    assert len({images.content for images in some}) == 2, "other images of the same classes"
 
 
 def config(folder: Path, out: str, **changes: Any) -> RunConfig:

@@ -15,7 +15,7 @@ from image_cases import encoded, pixels
 
 from distcore import DataError, RunConfig
 from distcore.plugin.batching.sampling import training_plan
-from distcore_data import WindowedRows, fetching, remote
+from distcore_data import WindowedRows, fetching, remote, room
 from distcore_data.indexes import rows as indexed
 from distcore_data.orders import ahead
 from distcore_tasks.causal_lm.task import CausalLM
@@ -46,7 +46,7 @@ def size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     for file in range(FILES):
         system.pipe(f"/streamed/{file + 10}.jsonl", lines(file))
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv(fetching.LIMIT, str(7 * len(lines(0))))
+    monkeypatch.setenv(room.LIMIT, str(7 * len(lines(0))))
     remote.copies_of.cache_clear()
     return len(lines(0))
 
@@ -61,7 +61,7 @@ def streamed_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any,
     system = fsspec.filesystem("memory")
     for file in range(FILES):
         system.pipe(f"/images/{file + 10}.tar", content := images(file, folder))
-    monkeypatch.setenv(fetching.LIMIT, str(7 * len(content)))
+    monkeypatch.setenv(room.LIMIT, str(7 * len(content)))
     data = "memory://images/*.tar"
     task = ImageClassification(data=data, eval_data=data, stream=True, order=ORDER)
     return task.prepare(RunConfig()).train, len(content)
@@ -101,13 +101,13 @@ def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
             late.extend(file for file in some if not file.is_file())
         return present(some)
 
-    for copy in fetching.copies_folder().rglob(f"*.{kind}"):
+    for copy in room.copies_folder().rglob(f"*.{kind}"):
         copy.unlink()
     monkeypatch.setattr(fetching, "_write", written)
     monkeypatch.setattr(indexed, "present", asked)
     for numbers in epoch(rows, 0):
         seen += numbers.tolist()
-        most = max(most, sum(copy.stat().st_size for copy in fetching.copies_folder().rglob(f"*.{kind}")))
+        most = max(most, sum(copy.stat().st_size for copy in room.copies_folder().rglob(f"*.{kind}")))
     assert sorted(seen) == list(range(FILES * ROWS))
     assert sorted(fetched) == sorted(f"/{folder}/{file + 10}.{kind}" for file in range(FILES))
     assert {file.name for file in late} <= {f"10.{kind}", *(Path(name).name for name in fetched[:1])}
@@ -158,5 +158,5 @@ def test_a_full_shuffle_of_more_than_the_cache_is_refused(size: int, monkeypatch
         DataError, match=r"streamed/\*.jsonl: each step reads .* the cache holds .*; set order.kind=windows"
     ):
         task.prepare(RunConfig())
-    monkeypatch.setenv(fetching.LIMIT, str(2 * FILES * size))
+    monkeypatch.setenv(room.LIMIT, str(2 * FILES * size))
     assert len(task.prepare(RunConfig()).train) == round(0.9 * FILES * ROWS)
