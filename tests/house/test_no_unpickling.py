@@ -1,7 +1,8 @@
 """No source of ours reads what could execute something: no pickle, no YAML but the safe kind, and no ``torch.load``.
 
 One file reads other trainers' checkpoints by ``torch.load(…, weights_only=True)``, and names what else it lets in.
-Another reads the ``.metadata`` of ``torch.distributed.checkpoint`` by an unpickler that makes only its classes.
+A second one reads ``pytorch_model.bin`` in this way. A third reads the ``.metadata`` of
+``torch.distributed.checkpoint`` by an unpickler that makes only its classes.
 
 test_checkpoint_audit.py watches the same while runs load checkpoints.
 """
@@ -25,7 +26,10 @@ UNPICKLES = {
 }  # fmt: skip
 
 
-WEIGHTS_ONLY = ROOT / "plugins/migrate/distcore_migrate/foreign/pickles.py"
+WEIGHTS_ONLY = (
+    ROOT / "plugins/migrate/distcore_migrate/foreign/pickles.py",
+    ROOT / "plugins/tasks/distcore_tasks/shared/converted_weights.py",
+)
 RESTRICTED = ROOT / "plugins/migrate/distcore_migrate/foreign/dcp_metadata.py"
 """Derives an unpickler with a ``find_class`` of its own; its tests give it a hostile file."""
 
@@ -50,7 +54,7 @@ def unpickles(source: str, weights_only: bool = False) -> list[str]:
 
 
 def test_nothing_is_unpickled() -> None:
-    calls = {file: unpickles(file.read_text(encoding="utf-8"), weights_only=file == WEIGHTS_ONLY) for file in SOURCES}
+    calls = {file: unpickles(file.read_text(encoding="utf-8"), weights_only=file in WEIGHTS_ONLY) for file in SOURCES}
     assert [line.partition(": ")[2] for line in calls.pop(RESTRICTED)] == ["pickle.Unpickler"]
     assert calls
     assert not {str(file): lines for file, lines in calls.items() if lines}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -215,16 +214,13 @@ def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path: Path) 
         source.replay()
 
 
-def test_other_files_are_read_whole_and_the_line_says_how_to_convert_them(tmp_path: Path) -> None:
+def test_other_files_are_read_whole(tmp_path: Path) -> None:
     source = saved(tmp_path, "the same head", None)
     (file,) = tmp_path.glob("*.safetensors")
     torch.save(load_file(file), tmp_path / "pytorch_model.bin")
     file.unlink()
     assert source.replay is not None
-    with pytest.raises(NotSliceable, match=f"^{tmp_path} has no safetensors files; to write them: python -c") as reason:
+    with pytest.raises(NotSliceable, match=f"^{tmp_path} has no safetensors files$"):
         source.replay()
     built = build_in_parts(source, "some", source.replay)
     assert not any(parameter.is_meta for parameter in built.model.parameters())
-    (command,) = re.findall('python -c "(.*)"$', str(reason.value))
-    exec(command)
-    assert differing(source, ranks=2) == []

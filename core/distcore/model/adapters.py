@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from distcore.distributed import dtensors
 from distcore.errors import ConfigError, MetaModelError, StrategyError
 from distcore.plugin.adapter import Adapter, Origin
 from distcore.plugin.strategy.contract import LocalRange, ModelSource, WeightStream
+
+log = logging.getLogger("distcore")
 
 
 def adapter_of(config: RunConfig) -> Adapter:
@@ -58,8 +60,11 @@ def adapted(config: RunConfig, base: ModelSource, is_known_by_values: bool) -> M
 
     def build() -> nn.Module:
         if replay and base.folder and config.lora.base != "fp32":  # so that no base is ever wider than it stays
-            with suppress(MetaModelError):
+            try:
                 module, values = replay()
+            except MetaModelError as reason:
+                log.info("lora: the base is in fp32 while it is loaded: %s", reason)
+            else:
                 dtensors.allocate(module, torch.device("cpu"))
                 dtensors.replay(module, values)
                 return module

@@ -117,7 +117,9 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
 
     def replay() -> tuple[nn.Module, WeightStream]:
         if folder:
-            return replay_files(as_made(), folder, config.seed)
+            made = as_made()
+            convert = getattr(made, "safetensors_folder", None)
+            return replay_files(made, convert() if convert else folder, config.seed)
         from distcore.model.deferred_init.replay import replay_build  # fake tensors are slow to import
 
         return replay_build(make, meta_model(), config.seed)

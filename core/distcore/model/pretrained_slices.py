@@ -114,19 +114,9 @@ def _index(folder: Path) -> dict[str, Path]:
         with safe_open(folder / FILE, "pt") as file:
             return dict.fromkeys(file.keys(), folder / FILE)
     if not (folder / INDEX).is_file():
-        raise NotSliceable(f"{folder} has no safetensors files{_conversion(folder)}")
+        raise NotSliceable(f"{folder} has no safetensors files")
     weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
     return {name: folder / file for name, file in weight_map.items()}
-
-
-def _conversion(folder: Path) -> str:
-    """Return the command that writes them, to be part of a line, for a folder of transformers; else nothing."""
-    config = folder / "config.json"
-    kinds = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
-    if not kinds:
-        return ""
-    load = f"transformers.{kinds[0]}.from_pretrained('{folder}')"
-    return f"; to write them: python -c \"import transformers; {load}.save_pretrained('{folder}')\""
 
 
 def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:

@@ -84,6 +84,9 @@ class TaskSpec(Protocol):
     def weights_folder(self, config: RunConfig) -> Path | None:
         """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's.
 
+        For files of another format, ``build_model`` may give a meta model a function ``safetensors_folder`` without
+        arguments, which converts them and returns their folder.
+
         Example::
 
             def weights_folder(self, config: RunConfig) -> Path | None:

@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore import ConfigError, ModelError, nearest, silence_transformers
+from distcore_tasks.shared.converted_weights import safetensors_folder
 from distcore_tasks.shared.matched_weights import check_matched
 
 if TYPE_CHECKING:
@@ -191,9 +193,11 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             # The names and shapes in the files alone; transformers does not load under the meta device.
             with torch.device("cpu"):
                 headers = meta_tensors(folder)
-                settings |= {"state_dict": headers, "device_map": "meta", "output_loading_info": True}
+                settings |= {"state_dict": headers or None, "device_map": "meta", "output_loading_info": True}
                 _, report = type(meta_model).from_pretrained(None if headers else folder, **settings)
             check_matched(name, meta_model, report)
+            if not headers:
+                meta_model.safetensors_folder = partial(safetensors_folder, folder)
             if (folder / GENERATION).is_file():  # from_config does not read it
                 meta_model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
             return meta_model  # type: ignore[no-any-return]  # transformers leaves it untyped
