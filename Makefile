@@ -4,6 +4,7 @@
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
 # make shards: files that webdataset, mosaicml-streaming and litdata write, and a server of the S3 protocol.
+# make gguf: llama.cpp on the files that are exported for it; it is compiled, which takes minutes.
 # make chaos: random faults on two such machines; writes docs/chaos.json and its table in docs/laws.md.
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
@@ -18,7 +19,7 @@ DIST := dist
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow machines shards chaos gpu check docs pictures install dist release-check clean
+.PHONY: demo quick test slow machines shards gguf chaos gpu check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -67,6 +68,15 @@ $(VENV)/.shards: $(VENV)/.installed
 	build/shards/bin/python -m pip install --quiet --upgrade pip
 	build/shards/bin/python -m pip install --quiet --no-deps --group shards
 	build/shards/bin/python -m pip install --quiet --group s3
+	touch $@
+
+gguf: $(VENV)/.gguf
+	$(BIN)/python -m pytest -m slow plugins/tasks/tests/gguf_export
+
+$(VENV)/.gguf: $(VENV)/.installed
+	test -x build/gguf/bin/python || $(BIN)/python -m venv build/gguf
+	build/gguf/bin/python -m pip install --quiet --upgrade pip
+	build/gguf/bin/python -m pip install --quiet --group gguf
 	touch $@
 
 chaos: install

@@ -15,8 +15,10 @@ from distcore_tasks.huggingface_export.settings import shareable_settings, witho
 
 WEIGHTS = "model.safetensors"
 """The file of weights, where it is written without the help of transformers."""
-ONNX, PROGRAM = "model.onnx", "model.pt2"
-"""Files of a model as a graph, for onnxruntime and for torch.export."""
+ONNX, PROGRAM, GGUF = "model.onnx", "model.pt2", "model.gguf"
+"""Files of a model for other programs: onnxruntime, torch.export, llama.cpp."""
+LIBRARIES = {ONNX: "onnx", PROGRAM: "pytorch", GGUF: "gguf"}
+"""Such a file, to the library that hubs show."""
 FILE = "README.md"
 """The file of a model folder that hubs show."""
 KINDS = {
@@ -59,8 +61,9 @@ def write_card(to: Path, trained: TrainedModel) -> None:
     use = _how_to_use(to, trained.module) if is_adapter else _how_to_embed(to) if embeds else _how_to_load(to, auto)
     if not is_adapter and not hasattr(trained.module, "save_pretrained"):
         head, use = {"tags": tags}, _how_to_fill(to, model)
-    if graph := next((file for file in (ONNX, PROGRAM) if (to / file).is_file()), None):
-        head, use = head | {"library_name": "onnx" if graph == ONNX else "pytorch"}, _how_to_run(to, graph)
+    if file := next((file for file in LIBRARIES if (to / file).is_file()), None):
+        head |= {"library_name": LIBRARIES[file]}
+        use = _how_to_complete(to) if file == GGUF else _how_to_run(to, file)
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -120,6 +123,13 @@ def _how_to_run(to: Path, graph: str) -> Iterator[str]:
         names = ("input_ids", "attention_mask") if "Tokenizer" in name else ("pixel_values",)
         yield f"scores = model({', '.join(f'{each}=inputs[{each!r}]' for each in names)})"
     yield "```"
+
+
+def _how_to_complete(to: Path) -> Iterator[str]:
+    """Yield code that completes a text by llama.cpp."""
+    yield from ("", "```python", "from llama_cpp import Llama", "")
+    yield from (f'model = Llama("{to.name}/{GGUF}", n_ctx=0)', 'answer = model("a text", temperature=0)')
+    yield from ('print(answer["choices"][0]["text"])', "```")
 
 
 def _how_to_embed(to: Path) -> Iterator[str]:

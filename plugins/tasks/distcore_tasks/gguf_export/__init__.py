@@ -1,0 +1,1 @@
+"""Language models as one file of llama.cpp, GGUF; begin with ``export``."""

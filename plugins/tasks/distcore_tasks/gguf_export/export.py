@@ -1,0 +1,44 @@
+"""The exporter ``gguf``: a file that llama.cpp and the programs around it read, with weights and tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from distcore import ConfigError, TrainedModel
+from distcore_tasks.gguf_export.families import family_of
+from distcore_tasks.gguf_export.file import write_gguf
+from distcore_tasks.gguf_export.vocabulary import vocabulary_of
+from distcore_tasks.graph_export.graph import finish
+from distcore_tasks.huggingface_export.card import GGUF
+
+exempt = {
+    "has-the-weights": "queries and keys have their rows in another order",
+    "keeps-the-dtype": "norms and biases are in fp32",
+}
+"""Laws of exporters that do not hold, with reasons."""
+
+
+def export(trained: TrainedModel, to: Path, merged: bool) -> None:
+    """Write ``model.gguf``, the config, the tokenizer and a card to the new folder ``to``.
+
+    A LoRA adapter is always merged. Raises ConfigError without the library gguf, and for a model or a tokenizer that
+    llama.cpp would compute otherwise; and OSError.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError("--format gguf: gguf is not installed; pip install gguf")
+    module: Any = trained.module
+    if hasattr(module, "peft_config"):
+        from distcore_lora import take_out
+
+        module = take_out(module, merge=True)
+    family = family_of(module)
+    with TemporaryDirectory() as folder:
+        trained.save_task_files(Path(folder))
+        module.config.save_pretrained(folder)
+        vocabulary = vocabulary_of(Path(folder), module.config.vocab_size)
+    to.mkdir(exist_ok=True)
+    write_gguf(to / GGUF, module, family, vocabulary)
+    finish(to, trained)

@@ -1,0 +1,140 @@
+"""Families of language models that llama.cpp computes as transformers does: their settings, and how it holds weights.
+
+Sources: the file format is docs/gguf.md of ggml; names of tensors are those of the library gguf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distcore import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+ROPE_TYPES = ("default", "linear", "llama3")
+"""Forms of rotary positions that are one factor per frequency, which a file can hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """How llama.cpp holds the models of one ``model_type``."""
+
+    architecture: str
+    """Its name there."""
+    activation: str
+    """The only activation that it has for them, as transformers names it."""
+    describe: Callable[[GGUFWriter, Any], None]
+    """Write the sizes of a config."""
+    as_read: Callable[[str, Tensor, Any], Tensor]
+    """Return the weight of a name, given the config, in the layout of llama.cpp."""
+    plain: Mapping[str, Any]
+    """Settings that llama.cpp does not know, and the only value at which it computes the same."""
+
+
+def family_of(module: Any) -> Family:
+    """Return the family of a model; raises ConfigError for a model that llama.cpp would compute otherwise."""
+    config: Any = getattr(module, "config", None)
+    kind = getattr(config, "model_type", None)
+    heads = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    if kind not in FAMILIES or not heads:
+        raise ConfigError(
+            f"--format gguf: takes language models of {', '.join(FAMILIES)}, not a {type(module).__name__}; export "
+            "without --format, and convert that folder with llama.cpp's convert_hf_to_gguf.py"
+        )
+    family = FAMILIES[kind]
+    rope = getattr(config, "rope_parameters", None) or {}
+    asked = {"hidden_act": getattr(config, "hidden_act", None) or config.activation_function}
+    asked |= {key: getattr(config, key) for key in family.plain if hasattr(config, key)}
+    asked |= {
+        "rope_type": rope.get("rope_type", "default"),
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 1),
+    }
+    allowed = {"hidden_act": (family.activation,), "rope_type": ROPE_TYPES, "partial_rotary_factor": (1,)}
+    allowed |= {key: (value,) for key, value in family.plain.items()}
+    for key, value in asked.items():
+        if value not in allowed[key]:
+            raise ConfigError(f"--format gguf: llama.cpp's {family.architecture} has no {key} = {value!r}")
+    return family
+
+
+def rope_factors(module: Any) -> Tensor | None:
+    """Return by what each frequency of the rotary positions is divided, (head size / 2,); ``None`` if by nothing."""
+    config = module.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") == "default":
+        return None
+    frequencies: Tensor = module.model.rotary_emb.inv_freq.float()
+    steps = torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies)
+    unscaled = torch.pow(rope["rope_theta"], -steps)
+    return (unscaled / frequencies).float()
+
+
+def _describe_llama(writer: GGUFWriter, config: Any) -> None:
+    size = _head_size(config)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _describe_gpt2(writer: GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.n_positions)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_block_count(config.n_layer)
+    writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _head_size(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _same(name: str, weight: Tensor, config: Any) -> Tensor:
+    return weight
+
+
+def _llama(name: str, weight: Tensor, config: Any) -> Tensor:
+    """Put the two halves of each head side by side: llama.cpp turns neighbors, transformers halves."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    return weight if heads is None else weight.reshape(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 2)
+
+
+def _gpt2(name: str, weight: Tensor, config: Any) -> Tensor:
+    """Turn the layers of GPT-2, which hold (inputs, outputs)."""
+    is_layer = name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and weight.ndim == 2
+    return weight.T if is_layer else weight
+
+
+_LLAMA = Family(
+    architecture="llama", activation="silu", describe=_describe_llama, as_read=_llama, plain={"sliding_window": None}
+)
+FAMILIES = {
+    "gpt2": Family(
+        architecture="gpt2",
+        activation="gelu_new",
+        describe=_describe_gpt2,
+        as_read=_gpt2,
+        plain={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": replace(_LLAMA, architecture="qwen2", as_read=_same),
+    "qwen3": replace(_LLAMA, architecture="qwen3", as_read=_same),
+}
+"""By transformers' ``model_type``."""

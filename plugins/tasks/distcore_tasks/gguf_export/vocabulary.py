@@ -1,0 +1,155 @@
+"""Tokenizers of transformers as llama.cpp holds them: byte-level pairs, and pieces of SentencePiece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distcore import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter, SpecialVocab
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {
+    _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe",
+    _WORDS + r"\p{N}" + _REST: "qwen2",
+}
+"""How texts are split before pairs are merged: the pattern, to llama.cpp's name of it."""
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A piece that stands for a byte."""
+SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """Tokens by number, and how a text is cut into them."""
+
+    model: str
+    """The kind, as llama.cpp names it."""
+    pre: str
+    """How a text is split first, as llama.cpp names it."""
+    tokens: list[str]
+    """As long as the embedding."""
+    types: list[int]
+    """gguf's ``TokenType`` of each."""
+    scores: list[float] | None
+    """Of pieces: the highest pair is merged first."""
+    adds_space: bool
+    """Whether a space is put before a text."""
+    special: SpecialVocab
+    """Tokens with a role, merges, and the chat template."""
+
+    def describe(self, writer: GGUFWriter) -> None:
+        """Write all of it."""
+        writer.add_tokenizer_model(self.model)
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        if self.scores is not None:
+            writer.add_token_scores(self.scores)
+            writer.add_add_space_prefix(self.adds_space)
+        self.special.add_to_gguf(writer, quiet=True)
+
+
+def vocabulary_of(folder: Path, size: int) -> Vocabulary:
+    """Return the vocabulary of a folder with tokenizer and config, padded to ``size`` tokens.
+
+    Raises ConfigError for a tokenizer that llama.cpp would not cut texts as.
+    """
+    from gguf import SpecialVocab
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError("--format gguf: the task has no tokenizer.json, which llama.cpp's tokenizer is made from")
+    known = json.loads(file.read_text(encoding="utf-8"))
+    pieces = _is_pieces(known)
+    pre = "default" if pieces else _pre_of(known)
+    tokenizer = Tokenizer.from_file(str(file))
+    special = SpecialVocab(folder, load_merges=not pieces, n_vocab=size)
+    special.add_special_token = _adds(tokenizer, special.special_token_ids)
+    tokens, types = _tokens_of(known, size)
+    return Vocabulary(
+        model="llama" if pieces else "gpt2",
+        pre=pre,
+        tokens=tokens,
+        types=types,
+        scores=[-float(number) for number in range(size)] if pieces else None,
+        adds_space=pieces and tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith(SPACE),
+        special=special,
+    )
+
+
+def _is_pieces(known: Mapping[str, Any]) -> bool:
+    """Return True for SentencePiece, False for byte-level pairs; raises ConfigError for another kind."""
+    model = known["model"]
+    if model["type"] != "BPE":
+        raise _refused(f"a model {model['type']}")
+    if not model.get("byte_fallback"):
+        return False
+    # llama.cpp merges the pair of the lowest number: the same only if numbers are in the order of merges.
+    merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    numbers = [model["vocab"]["".join(merge)] for merge in merges]
+    if any(after < before for before, after in pairwise(numbers)):
+        raise _refused("pieces whose numbers are not in the order of their merges")
+    return True
+
+
+def _pre_of(known: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name of how texts are split into words."""
+    parts = known["pre_tokenizer"] or {}
+    parts = parts.get("pretokenizers", [parts])
+    kinds = [part.get("type") for part in parts]
+    if kinds == ["ByteLevel"] and parts[0].get("use_regex", True) and not parts[0]["add_prefix_space"]:
+        name: str | None = "gpt-2"
+    elif kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
+        name = SPLITS.get(parts[0]["pattern"].get("Regex", ""))
+    else:
+        name = None
+    if name is None:
+        raise _refused("another pattern that splits texts than GPT-2's, Llama 3's and Qwen's")
+    if known["normalizer"] not in (None, {"type": "NFC"}):
+        raise _refused(f"a normalizer {known['normalizer']['type']}")
+    return name
+
+
+def _adds(tokenizer: Any, roles: Mapping[str, int]) -> dict[str, bool]:
+    """Return whether the tokenizer puts its token for the beginning before a text, and that for the end behind it."""
+    text, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    for begins, ends in product((False, True), repeat=2):
+        if whole == [roles.get("bos")] * begins + text + [roles.get("eos")] * ends:
+            return {"bos": begins, "eos": ends}
+    raise _refused("other tokens around a text than bos_token and eos_token")
+
+
+def _tokens_of(known: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
+    """Return each token and its type; numbers without a token are unused."""
+    from gguf import TokenType
+
+    tokens = [f"[PAD{number}]" for number in range(size)]
+    types = [int(TokenType.UNUSED)] * size
+    for token, number in known["model"]["vocab"].items():
+        tokens[number] = token
+        types[number] = int(TokenType.BYTE if BYTE.fullmatch(token) else TokenType.NORMAL)
+    for added in known["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
+    unknown = known["model"].get("unk_token")
+    if unknown in known["model"]["vocab"]:
+        types[known["model"]["vocab"][unknown]] = int(TokenType.UNKNOWN)
+    return tokens, types
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError(
+        f"--format gguf: the tokenizer has {why}, which llama.cpp would read otherwise; export without --format, and "
+        "convert that folder with llama.cpp's convert_hf_to_gguf.py"
+    )
