@@ -49,7 +49,6 @@ def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixtu
         ("--launcher local --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
         ("--env A", "--env: 'A': expected NAME=VALUE"),
         ("--launcher local --nproc 1 --env A=b --lr fast", "--lr 'fast': "),
-        ("--launcher local --env A=b --sweep lr=1,2", "--sweep starts its runs on this machine"),
         ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
     ],
 )  # fmt: skip

@@ -102,3 +102,26 @@ def test_a_killed_launcher_leaves_no_rank(ray: RayCluster, tmp_path: Path) -> No
     wait_for((tmp_path / "run/checkpoints/step-00000005").exists, launcher)
     os.killpg(launcher.pid, signal.SIGKILL)
     wait_for(lambda: is_quiet(ray))
+
+
+def test_the_runs_of_a_sweep_are_tasks_and_go_on_after_sigterm(ray: RayCluster, single: Path, tmp_path: Path) -> None:
+    words = (
+        f"-m distcore train {job.FLAGS} --launcher ray:{ray.address} --nproc 2 --strategy ddp --out sweep "
+        f"--set timeout=60 --max-steps 20 {SLOW} --sweep seed=0,1,2"
+    )
+    launcher = ray.machines[0].start(BIN / "python", *words.split(), folder=tmp_path)
+    runs = [tmp_path / f"sweep/seed={seed}" for seed in range(3)]
+    wait_for((runs[0] / "checkpoints/step-00000005").exists, launcher)
+    launcher.send_signal(signal.SIGTERM)
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 143, said
+    assert is_quiet(ray)
+    assert "stopped after step " in (tmp_path / "sweep/seed=0.log").read_text()
+    for expected in ("ended with exit code 0", "seed=2: finished already"):
+        again = ray.machines[0].start(BIN / "python", *words.split(), folder=tmp_path)
+        said = again.communicate(timeout=PATIENCE)[0]
+        assert again.returncode == 0, said
+        assert expected in said
+    assert "resumed from sweep/seed=0/checkpoints/" in (tmp_path / "sweep/seed=0.log").read_text()
+    assert all(sorted(job.losses(run)) == list(range(1, 21)) for run in runs)
+    job.is_same(runs[0], single, 20)

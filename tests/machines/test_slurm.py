@@ -131,3 +131,32 @@ def test_inside_an_allocation_it_is_a_step_here_of_two_ranks_per_node(
     )
     slurm.call(*words.split(), folder=tmp_path)
     job.is_same(tmp_path / "run", single, 12)
+
+
+def test_a_sweep_is_an_array_and_the_same_command_shows_what_it_came_to(
+    slurm: Cluster, single: Path, tmp_path: Path
+) -> None:
+    words = (
+        f"distcore train {job.FLAGS} --launcher slurm --nproc 2 --strategy ddp --out sweep --log-dir logs "
+        "--max-steps 12 --sweep seed=0,1,2"
+    )
+    slurm.submit(*words.split(), folder=tmp_path)
+    runs = [tmp_path / f"sweep/seed={seed}" for seed in range(3)]
+    wait_for(lambda: all((run / "report.json").is_file() for run in runs), pause=0.5)
+    assert "Traceback" not in said(tmp_path)
+    table = slurm.call(*words.split(), folder=tmp_path)
+    assert [line.split()[0] for line in table.splitlines() if line.startswith("seed=")] == [run.name for run in runs]
+    assert "Submitted" not in table
+    assert len({tuple(job.losses(run).values()) for run in runs}) == 3
+    job.is_same(runs[0], single, 12)
+
+
+def test_trials_that_wait_for_each_other_are_steps_of_an_allocation(slurm: Cluster, tmp_path: Path) -> None:
+    words = (
+        f"salloc --nodes 2 --ntasks-per-node 1 distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 "
+        "--strategy ddp --out sweep --max-steps 6 --trials 2"
+    )
+    said = slurm.call(*words.split(), "--sweep", "optimizer.eps=1e-8..1e-3 log", folder=tmp_path)
+    runs = [path for path in (tmp_path / "sweep").glob("optimizer.eps=*") if (path / "report.json").is_file()]
+    assert len(runs) == 2
+    assert "best: optimizer.eps=" in said

@@ -2,6 +2,9 @@ from distcore.cli.commands.train import add_job_flags as add_job_flags
 from distcore.cli.commands.train import changes_of as changes_of
 from distcore.cli.flags import FLAGS as FLAGS
 from distcore.cli.flags import add_choice as add_choice
+from distcore.cli.launcher_flags import flags_that_start as flags_that_start
+from distcore.cli.launcher_flags import is_launcher_asked as is_launcher_asked
+from distcore.cli.launcher_flags import launcher_of as launcher_of
 from distcore.cli.task_flags import first_sentence as first_sentence
 from distcore.cli.task_flags import metrics_in_words as metrics_in_words
 from distcore.config.loading import JobRequest as JobRequest

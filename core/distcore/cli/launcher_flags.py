@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from distcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
-    from distcore.launchers import Here, Host, LaunchSpec
+    from distcore.launchers import Here, Host, Launcher, LaunchSpec
 
 DEFAULT = "local"
 FLAGS = {
@@ -55,24 +56,32 @@ def is_launcher_asked(arguments: argparse.Namespace) -> bool:
 
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
     """Start the run by a launcher, or print its commands; return the exit status. Raises DistcoreError."""
-    from distcore.rank_environment import join
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 
-    if arguments.sweep:
-        raise ConfigError("--sweep starts its runs on this machine: leave out --launcher and the flags beside it")
-    given = vars(arguments)
-    name, _, value = given.get("launcher", DEFAULT).partition(":")
-    launcher = registry.load("launchers", name)()
-    if (rank_info := join(os.environ)) is not None:
-        raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
+    launcher, spec = launcher_of(arguments)
     config = read_config()
-    plan = launcher.plan(spec_of(given, value, config, arguments.argv))
+    plan = launcher.plan(spec(config, arguments.argv))
     if arguments.dry_run:
         print(str(plan).rstrip("\n"))
         return 0
     sys.stdout.flush()  # the launcher may replace this process
     os.environ[LAUNCHER_FLAGS_VARIABLE] = flags_to_restart(arguments.argv, config)
     return int(launcher.run(plan))
+
+
+def launcher_of(arguments: argparse.Namespace) -> tuple[Launcher, Callable[[RunConfig, Sequence[str]], LaunchSpec]]:
+    """Return the launcher that the flags ask for, and a function that makes a request to it.
+
+    The function takes the config of a run and the arguments of its ``distcore train``. Raises ConfigError.
+    """
+    from distcore.rank_environment import join
+
+    given = vars(arguments)
+    name, _, value = given.get("launcher", DEFAULT).partition(":")
+    launcher: Launcher = registry.load("launchers", name)()
+    if (rank_info := join(os.environ)) is not None:
+        raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
+    return launcher, partial(spec_of, given, value)
 
 
 def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
@@ -149,13 +158,19 @@ def _nodes(text: str) -> tuple[int, int]:
 
 def flags_to_restart(argv: Sequence[str], config: RunConfig) -> str:
     """Return the flags in ``argv`` that start ranks, quoted for a shell: a resumed run needs them again."""
-    given = vars(_own_flags().parse_known_args(list(argv))[0])
     words = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []
+    return shlex.join([*words, *flags_that_start(argv)])
+
+
+def flags_that_start(argv: Sequence[str]) -> list[str]:
+    """Return the flags in ``argv`` that start ranks, with their values."""
+    given = vars(_own_flags().parse_known_args(list(argv))[0])
+    words = []
     for name in (*FLAGS, "--nproc"):
         value = given.get(_dest(name), [])
         for each in value if isinstance(value, list) else [value]:
             words += [name] if each is True else [name, each]
-    return shlex.join(words)
+    return words
 
 
 def _own_flags() -> argparse.ArgumentParser:

@@ -108,6 +108,8 @@ class LaunchPlan:
     """Text by path: written before the first command starts."""
     patience: float = 600
     """Seconds that ranks get to end after they were asked to."""
+    waits: bool = True
+    """True if ``run`` returns when the run has ended; False if it is in a queue, or starts nothing."""
 
     def __str__(self) -> str:
         """Return files and commands as text for the screen."""
@@ -116,7 +118,11 @@ class LaunchPlan:
 
 
 class Launcher(Protocol):
-    """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class that takes no arguments."""
+    """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class that takes no arguments.
+
+    A launcher of a cluster may have ``plan_sweep(specs)``: the plan of several runs, by name, that depend on no other,
+    or ``None`` if they are to be started one after the other.
+    """
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:
         """Return the plan for ``spec`` without changing anything. Raises ConfigError, one line."""

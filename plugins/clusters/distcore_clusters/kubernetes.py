@@ -41,7 +41,7 @@ class KubernetesLauncher:
         nodes, nproc = fixed_nodes("kubernetes", spec) or 1, need_nproc("kubernetes", spec)
         trees = KINDS[kind](spec, nodes, nproc, options)
         text = yaml.safe_dump_all(trees, sort_keys=False, width=10_000)
-        return LaunchPlan(files={f"{options['name']}.yaml": text}, patience=spec.timeout)
+        return LaunchPlan(files={f"{options['name']}.yaml": text}, patience=spec.timeout, waits=False)
 
     def run(self, plan: LaunchPlan) -> int:
         """Print the YAML."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from distcore import ConfigError
 from distcore.launchers import Command, LaunchPlan, LaunchSpec, rank_variables, refuse, run_command, train_command
@@ -12,6 +12,8 @@ from distcore_clusters.planning import fixed_nodes, need_nproc, need_out, refuse
 NOTICE = 120
 """Seconds before its time limit at which a job gets SIGTERM, for a checkpoint."""
 
+STEP = ("srun", "--kill-on-bad-exit=1")
+"""Starts the ranks in an allocation."""
 PREEMPTED = (
     "status=$?",
     "# A job that ends within the time of grace of a preemption is not put back into the queue by SLURM itself.",
@@ -32,31 +34,57 @@ class SlurmLauncher:
         refuse("slurm", {"--max-restarts": spec.max_restarts}, "SLURM puts the job back into its queue (--requeue)")
         refuse_slots("slurm", spec)
         nodes, nproc = fixed_nodes("slurm", spec) or 1, need_nproc("slurm", spec)
-        step = ("srun", "--kill-on-bad-exit=1")
         if spec.here.inside:
             refuse("slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}")
             size = (f"--nodes={nodes}", f"--ntasks-per-node={nproc}", *_machines(spec))
-            command = Command(words=(*step, *size, *train_command(spec)), environment=rank_variables(spec))
+            command = Command(words=(*STEP, *size, *train_command(spec)), environment=rank_variables(spec))
             return LaunchPlan(commands=(command,), patience=spec.timeout)
         need_out("slurm", spec, "a job that was requeued goes on in its run folder")
         if spec.here.out_exists and not spec.resume:
             raise ConfigError(f"out = {spec.out!r}: holds another run; choose another, or go on with --resume auto")
-        again = () if spec.resume else ("--resume", "auto")
-        script = f"{spec.log_dir or spec.here.folder}/{spec.here.job}.sh"
-        text = "\n".join(_script(spec, nodes, nproc, (*step, *train_command(spec), *again)))
-        return LaunchPlan(
-            commands=(Command(words=("sbatch", script)),), files={script: f"{text}\n"}, patience=spec.timeout
-        )
+        return _batch(spec, (_step(spec),))
+
+    def plan_sweep(self, specs: Mapping[str, LaunchSpec]) -> LaunchPlan | None:
+        """Return the script of an array, a job for each run in the order of ``specs``, and its sbatch.
+
+        Inside an allocation it is ``None``: there a run is a step. Raises ConfigError as ``plan`` does.
+        """
+        first, *_ = specs.values()
+        if first.here.inside:
+            return None
+        for spec in specs.values():
+            self.plan(spec)
+        steps = (f"{number}) {_step(spec)} ;;" for number, spec in enumerate(specs.values()))
+        return _batch(first, ("case $SLURM_ARRAY_TASK_ID in", *steps, "esac"), f"--array=0-{len(specs) - 1}")
 
     def run(self, plan: LaunchPlan) -> int:
         """Become sbatch, which returns once the job is in the queue, or srun."""
         return run_command(plan)
 
 
-def _script(spec: LaunchSpec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterator[str]:
+def _batch(spec: LaunchSpec, steps: tuple[str, ...], *flags: str) -> LaunchPlan:
+    """Return the script with ``steps``, lines of a shell, and ``flags`` of sbatch for all of it, and its sbatch."""
+    script = f"{spec.log_dir or spec.here.folder}/{spec.here.job}.sh"
+    text = "\n".join(_script(spec, steps, flags))
+    return LaunchPlan(
+        commands=(Command(words=("sbatch", script)),),
+        files={script: f"{text}\n"},
+        patience=spec.timeout,
+        waits=False,
+    )
+
+
+def _step(spec: LaunchSpec) -> str:
+    """Return the command of a run that goes on in its folder if it is there."""
+    return shlex.join((*STEP, *train_command(spec), *(() if spec.resume else ("--resume", "auto"))))
+
+
+def _script(spec: LaunchSpec, steps: tuple[str, ...], flags: tuple[str, ...]) -> Iterator[str]:
+    nproc = need_nproc("slurm", spec)
     yield "#!/bin/bash"
     yield f"#SBATCH --job-name={spec.here.job}"
-    yield f"#SBATCH --nodes={nodes}"
+    yield from (f"#SBATCH {flag}" for flag in flags)
+    yield f"#SBATCH --nodes={fixed_nodes('slurm', spec) or 1}"
     yield f"#SBATCH --ntasks-per-node={nproc}"
     if spec.device not in ("cpu", "auto"):
         yield f"#SBATCH --gpus-per-node={nproc}"
@@ -71,7 +99,7 @@ def _script(spec: LaunchSpec, nodes: int, nproc: int, step: tuple[str, ...]) -> 
         yield f"#SBATCH --output={shlex.quote(spec.log_dir)}/%x-%j.log"
     yield "trap : TERM  # the step gets it, too, and saves a checkpoint"
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables_elsewhere(spec).items())
-    yield shlex.join(step)
+    yield from steps
     yield from PREEMPTED
 
 

@@ -65,6 +65,28 @@ def test_ssh_starts_an_agent_on_each_machine_of_the_hostfile() -> None:
     )
 
 
+def test_a_sweep_on_slurm_is_an_array_and_inside_an_allocation_one_run_after_the_other() -> None:
+    runs = {name: replace(SPEC, train=(f"{name}.yaml",), nproc=2, out=name) for name in ("lr=1", "lr=2")}
+    plan = SlurmLauncher().plan_sweep(runs)
+    assert plan is not None
+    assert not plan.waits
+    script = str(plan).splitlines()
+    assert "#SBATCH --array=0-1" in script
+    start = script.index("case $SLURM_ARRAY_TASK_ID in")
+    command = "srun --kill-on-bad-exit=1 /py -m distcore train"
+    assert script[start + 1 : start + 5] == [
+        f"0) {command} lr=1.yaml --set nproc=auto --resume auto ;;",
+        f"1) {command} lr=2.yaml --set nproc=auto --resume auto ;;",
+        "esac",
+        PREEMPTED[0],
+    ]
+    inside = {name: replace(spec, here=replace(HERE, inside="7")) for name, spec in runs.items()}
+    assert SlurmLauncher().plan_sweep(inside) is None
+    assert SlurmLauncher().plan(inside["lr=1"]).waits
+    with pytest.raises(ConfigError, match="say how many ranks each machine gets"):
+        SlurmLauncher().plan_sweep({name: replace(spec, nproc=None) for name, spec in runs.items()})
+
+
 def test_slurm_submits_a_script_that_goes_on_after_a_requeue() -> None:
     asked = {"nodes": (2, 2), "nproc": 4, "out": "o", "device": "cuda", "value": "gpu", "include": "n1@n2"}
     assert lines(SlurmLauncher(), log_dir="/logs", **asked) == [

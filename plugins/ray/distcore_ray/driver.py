@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     job, stop = read_job(argv), threading.Event()
     try:
         with connect(job.address):
-            _install_signal_handlers(stop)  # after Ray has installed its own handlers
+            install_signal_handlers(stop)  # after Ray has installed its own handlers
             return run(job, stop)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -76,7 +76,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _install_signal_handlers(stop: threading.Event) -> None:
+def install_signal_handlers(stop: threading.Event) -> None:
     """Make SIGTERM and the first Ctrl-C set ``stop``. A second Ctrl-C ends the driver, and so all ranks."""
 
     def ask(number: int, frame: object) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 from distcore import ConfigError
@@ -11,6 +13,8 @@ from distcore_clusters import check_restarts, need_nproc, variables_elsewhere
 
 DRIVER = "distcore_ray.driver"
 """Module that reserves nodes from Ray, and starts ranks on them."""
+SWEEP = "distcore_ray.sweep"
+"""Module that has Ray start such a driver for each of several runs."""
 
 
 class RayLauncher:
@@ -38,6 +42,22 @@ class RayLauncher:
         _, *words = train_command(spec)
         driver = (spec.here.python, "-m", DRIVER, *flags, "--patience", f"{spec.timeout:g}", "--", *words)
         return LaunchPlan(commands=(Command(words=driver),), patience=spec.timeout)
+
+    def plan_sweep(self, specs: Mapping[str, LaunchSpec]) -> LaunchPlan:
+        """Return the command of ``distcore_ray.sweep``, and its file: a task for the driver of each run.
+
+        Raises ConfigError as ``plan`` does.
+        """
+        first, *_ = specs.values()
+        runs = {
+            name: {"driver": self.plan(spec).commands[0].words[3:], "log": f"{spec.out}.log"}
+            for name, spec in specs.items()
+        }
+        file = f"{first.log_dir or first.here.folder}/{first.here.job}.json"
+        words = (first.here.python, "-m", SWEEP, "--address", first.value or "auto", file)
+        return LaunchPlan(
+            commands=(Command(words=words),), files={file: json.dumps(runs, indent=1)}, patience=first.timeout
+        )
 
     def run(self, plan: LaunchPlan) -> int:
         """Run the driver. Raises ConfigError if Ray is not installed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from distcore_ray.launcher import RayLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
 SPEC = LaunchSpec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE, nproc=2)
+NODES: dict[str, Any] = {"nodes": (2, 2), "value": "host0:1"}
 ELASTIC: dict[str, Any] = {
     "nodes": (1, 2), "max_restarts": 3, "out": "o", "resume": "auto", "global_batch_size": 8, "device": "cuda",
     "timeout": 20.0, "value": "host0:6379", "log_dir": "/logs",
@@ -29,6 +31,18 @@ ELASTIC: dict[str, Any] = {
 
 def line(**asked: Any) -> str:
     return str(RayLauncher().plan(replace(SPEC, **asked)))
+
+
+def test_a_sweep_has_a_driver_for_each_run() -> None:
+    runs = {name: replace(SPEC, train=(f"{name}.yaml",), out=f"out/{name}", **NODES) for name in ("lr=1", "lr=2")}
+    plan = RayLauncher().plan_sweep(runs)
+    assert plan.waits
+    [(file, text)] = plan.files.items()
+    assert str(plan.commands[0]) == f"/py -m distcore_ray.sweep --address host0:1 {file}".replace(file, f"'{file}'")
+    sweep = json.loads(text)
+    assert [run["log"] for run in sweep.values()] == ["out/lr=1.log", "out/lr=2.log"]
+    for name, run in sweep.items():
+        assert run["driver"] == list(RayLauncher().plan(runs[name]).commands[0].words[3:])
 
 
 def test_the_plan_is_the_command_of_the_driver() -> None:

@@ -107,12 +107,13 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and return 0, or 3 if a run of a sweep failed; raises DistcoreError."""
-    if launcher_flags.is_launcher_asked(arguments):
-        return launcher_flags.start(arguments, partial(config_of, arguments))
     from distcore.cli.commands import command_module, optional_command
 
+    is_sweep = arguments.sweep or {"trials", "sampler", "prune"} & vars(arguments).keys()
+    if launcher_flags.is_launcher_asked(arguments) and not is_sweep:
+        return launcher_flags.start(arguments, partial(config_of, arguments))
     waiting.sleep_if_busy()
-    if arguments.sweep or {"trials", "sampler", "prune"} & vars(arguments).keys():
+    if is_sweep:
         return int(command_module("compare").sweep(arguments))
     from distcore.jobs import train
 

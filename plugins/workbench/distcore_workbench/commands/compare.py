@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from distcore import ConfigError
-from distcore.cli import FLAGS, add_job_flags, changes_of
+from distcore.cli import FLAGS, add_job_flags, changes_of, flags_that_start, is_launcher_asked, launcher_of
 
 SUMMARY = "run one job under several strategies, side by side"
 
@@ -98,7 +98,11 @@ def sweep(arguments: argparse.Namespace) -> int:
     ``arguments``: those of ``distcore train``.
     """
     from distcore_workbench.compare.sweep import run
+    from distcore_workbench.compare.sweep_launch import Launching
     from distcore_workbench.compare.sweep_points import SweepRequest
 
     given = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
+    if is_launcher_asked(arguments):
+        launcher, spec = launcher_of(arguments)
+        given["how"] = Launching(launcher=launcher, spec=spec, flags=tuple(flags_that_start(arguments.argv)))
     return run(SweepRequest(**{field.name: given[field.name] for field in fields(SweepRequest) if field.name in given}))

@@ -14,6 +14,7 @@ from distcore.files import same_place
 from distcore.jobs import Completed, check, complete, resolve, with_absolute_paths
 from distcore_workbench.compare import finished
 from distcore_workbench.compare.comparison_rows import is_of_job
+from distcore_workbench.compare.sweep_launch import Launching
 from distcore_workbench.compare.sweep_runs import Point
 from distcore_workbench.pages.document import command_line
 from distcore_workbench.report.folders import read
@@ -34,6 +35,8 @@ class SweepRequest(JobRequest):
     """Who draws them; ``None``: the default."""
     prune: bool = False
     """Whether to end runs early that fall behind."""
+    how: Launching | None = None
+    """The launcher of the runs; ``None``: each starts its ranks on this machine."""
 
 
 def points_of(request: JobRequest, settings: Mapping[str, Mapping[str, Any]], out: Path) -> list[Point]:

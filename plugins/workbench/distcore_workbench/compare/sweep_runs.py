@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from distcore_workbench.compare.runs import end, train_command
 
 STOPPED = (143, 130, -15, -2)
 """How a run ends that SIGTERM or Ctrl-C has stopped."""
+CONFIGS = "configs"
+"""Folder beside the run folders with the config file of each."""
 EVERY = 0.5
 """Seconds between two questions whether a run is to end early."""
 
@@ -38,6 +39,23 @@ class Point:
         """True if the run is there already, with its report."""
         return (self.folder / "report.json").is_file()
 
+    @property
+    def config_file(self) -> Path:
+        """Its config, beside the run folders, where ranks on other machines read it; absolute."""
+        return (self.folder.parent / CONFIGS / f"{self.name}.yaml").absolute()
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags of ``distcore train`` beside its config file and ``--out``."""
+        restarts = self.config.max_restarts
+        more = ["--resume", "auto"] if self.config.resume else []
+        return more + (["--max-restarts", str(restarts)] if restarts else [])
+
+    def write_config(self) -> None:
+        """Write ``config_file``."""
+        self.config_file.parent.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(dump_config(self.config), encoding="utf-8")
+
 
 def goes_on() -> bool:
     """Return False: the run is to go on to its end."""
@@ -47,9 +65,10 @@ def goes_on() -> bool:
 class Runs:
     """Trains runs; SIGTERM and Ctrl-C end the one that trains, after a checkpoint, and the sweep."""
 
-    def __init__(self, again: str) -> None:
-        """Take the command that goes on with a sweep that was stopped."""
+    def __init__(self, again: str, flags: Sequence[str] = ()) -> None:
+        """Take the command that goes on with a sweep that was stopped, and flags for each run that start its ranks."""
         self._again = again
+        self._flags = flags
         self._child: subprocess.Popen[bytes] | None = None
         self._signals: list[int] = []
 
@@ -74,23 +93,20 @@ class Runs:
 
     def _train(self, point: Point, is_to_end: Callable[[], bool]) -> tuple[int, bool]:
         """Return the exit code, and whether the run was ended early."""
-        with tempfile.TemporaryDirectory(prefix="distcore-sweep-") as folder:
-            file = Path(folder, "config.yaml")
-            file.write_text(dump_config(point.config), encoding="utf-8")
-            more = ["--resume", "auto"] if point.config.resume else []
-            more += ["--max-restarts", str(point.config.max_restarts)] if point.config.max_restarts else []
-            self._child = subprocess.Popen([*train_command(file, point.folder), *more])
-            is_ended = False
-            try:
-                while True:
-                    try:
-                        return self._child.wait(EVERY), is_ended
-                    except subprocess.TimeoutExpired:
-                        if not is_ended and is_to_end():
-                            is_ended = True
-                            self._child.terminate()
-            finally:
-                end(self._child)
+        point.write_config()
+        command = train_command(point.config_file, point.folder)
+        self._child = subprocess.Popen([*command, *point.flags, *self._flags])
+        is_ended = False
+        try:
+            while True:
+                try:
+                    return self._child.wait(EVERY), is_ended
+                except subprocess.TimeoutExpired:
+                    if not is_ended and is_to_end():
+                        is_ended = True
+                        self._child.terminate()
+        finally:
+            end(self._child)
 
     def _stop(self, number: int) -> None:
         """Pass the signal on: a run that gets SIGTERM ends after a checkpoint."""

@@ -22,6 +22,7 @@ import numpy as np
 from distcore import ConfigError, load_config
 from distcore.files import strict_json
 from distcore.jobs import check, resolve
+from distcore_workbench.compare.sweep_launch import plan_together, start_together
 from distcore_workbench.compare.sweep_points import SweepRequest, points_of, show
 from distcore_workbench.compare.sweep_runs import Point, Runs
 from distcore_workbench.compare.sweep_space import Axes, Range, ends, name_of, text_of
@@ -60,13 +61,22 @@ def search(request: SweepRequest, axes: Axes, out: Path, runs: Runs) -> int:
     if sampler not in SAMPLERS:
         raise ConfigError(f"--sampler {sampler}: expected one of {', '.join(SAMPLERS)}")
     extremes = ends(axes)
-    points_of(request, extremes, out)  # refuses every value that cannot be, before the first run
+    points = points_of(request, extremes, out)  # refuses every value that cannot be, before the first run
     judge = _judge_of(request, next(iter(extremes.values())))
+    trials, plan = _Search(request, axes, out, runs, judge, sampler), None
+    if request.how:
+        is_in_turn = sampler != "random" or request.prune
+        if not is_in_turn:
+            points = [point for point in trials.drawn(count) if not point.finished]
+        plan = plan_together(request.how, points, is_in_turn) if points else None
     if request.dry_run:
         drawn = ", ".join(f"{key} of {_shown(axis)}" for key, axis in axes.items())
         print(f"{count} trials by {sampler}, judged by {judge.metric} ({judge.way}), in {out}: {drawn}")
+        print(plan or "", end="\n" if plan else "")
         return 0
-    return _Search(request, axes, out, runs, judge, sampler).run(count)
+    if request.how and plan:
+        return start_together(request.how, plan, points)
+    return trials.run(count)
 
 
 class _Search:
@@ -87,12 +97,22 @@ class _Search:
             self._try(number, f"trial {number + 1} of {count}")
         return show(self._out, [one for one in self._points.values() if one.finished], self._codes, list(self._said()))
 
+    def drawn(self, count: int) -> list[Point]:
+        """Return the runs of ``count`` trials, none of which depends on the results of others."""
+        study = optuna.create_study()
+        names = {name_of(settings): settings for _, settings in (self._draw(study, number) for number in range(count))}
+        return points_of(self._request, names, self._out)
+
+    def _draw(self, study: optuna.Study, number: int) -> tuple[optuna.Trial, dict[str, Any]]:
+        """Draw the settings of a trial, given those that the study has seen."""
+        seed = int(np.random.SeedSequence([self._judge.seed, number]).generate_state(1)[0])
+        study.sampler = self._sampler(seed=seed)
+        trial = study.ask()
+        return trial, {key: _draw(trial, key, axis) for key, axis in self._axes.items()}
+
     def _try(self, number: int, which: str) -> None:
         """Draw one trial, train it unless it is there, and tell the study what came of it."""
-        seed = int(np.random.SeedSequence([self._judge.seed, number]).generate_state(1)[0])
-        self._study.sampler = self._sampler(seed=seed)
-        trial = self._study.ask()
-        settings = {key: _draw(trial, key, axis) for key, axis in self._axes.items()}
+        trial, settings = self._draw(self._study, number)
         name = name_of(settings)
         (point,) = points_of(self._request, {name: settings}, self._out)
         trial.set_user_attr("run", name)

@@ -1,0 +1,65 @@
+"""Runs of a sweep that a launcher starts: all together on a cluster, or one after the other."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from distcore import ConfigError, RunConfig
+from distcore.launchers import Launcher, LaunchPlan, LaunchSpec
+from distcore_workbench.compare.sweep_runs import Point
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launching:
+    """The launcher of a sweep, and the flags that chose it."""
+
+    launcher: Launcher
+    """Starts the ranks of a run."""
+    spec: Callable[[RunConfig, Sequence[str]], LaunchSpec]
+    """Makes its request of the config of a run and the arguments of its ``distcore train``."""
+    flags: tuple[str, ...]
+    """Those that start ranks."""
+
+
+def plan_together(how: Launching, points: Sequence[Point], is_in_turn: bool = False) -> LaunchPlan | None:
+    """Return the plan that starts all of the runs, or ``None`` if they are to be started one after the other.
+
+    ``is_in_turn``: each run depends on those before it. Raises ConfigError for what the launcher refuses, and if it
+    cannot wait for a run where that is needed.
+    """
+    specs = {
+        point.name: how.spec(
+            point.config, [str(point.config_file), "--out", str(point.folder), *point.flags, *how.flags]
+        )
+        for point in points
+    }
+    plan_sweep: Callable[[Mapping[str, LaunchSpec]], LaunchPlan | None] | None
+    plan_sweep = None if is_in_turn else getattr(how.launcher, "plan_sweep", None)
+    plan = plan_sweep(specs) if plan_sweep else None
+    if plan is None and not how.launcher.plan(specs[points[0].name]).waits:
+        why = "trials by tpe or with --prune wait for those before them" if is_in_turn else "its runs have to end"
+        raise ConfigError(
+            f"--sweep: {why}, and {shlex.join(how.flags)} does not wait for a run; "
+            + (
+                "give --sampler random, or start the sweep inside an allocation"
+                if is_in_turn
+                else "start each by itself"
+            )
+        )
+    return plan
+
+
+def start_together(how: Launching, plan: LaunchPlan, points: Sequence[Point]) -> int:
+    """Start all of the runs; return the exit status. The launcher may replace this process."""
+    for point in points:
+        point.write_config()
+    print(
+        f"sweep: starting {len(points)} runs; once they have ended, the same command prints their table",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return how.launcher.run(plan)
