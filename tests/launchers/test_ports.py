@@ -28,7 +28,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def line(port: int) -> str:
-    return rf"port {port} is used by \S+ \(process {os.getpid()}\); choose another "
+    return rf"port {port} is used by .+ \(process {os.getpid()}\); choose another "
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])

@@ -1,4 +1,4 @@
-"""What llama.cpp makes of a model, on stdout as JSON: ``python read_gguf.py MODEL.gguf TOKENS < texts.json``.
+"""Print what llama.cpp makes of a model, as JSON: ``python read_gguf.py MODEL.gguf TOKENS < texts.json``.
 
 It runs in an environment with llama-cpp-python, and needs nothing else.
 """
