@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 
 from distcore import DataError, nearest
@@ -182,8 +182,11 @@ def source_digest(source: Source) -> str:
     check_source(source)
     parts, files = source_parts(source), indexed_files(source)
     known: dict[Path, str] = {}
-    with suppress(DataError):  # of a file whose rows cannot be read; its reader says where
+    try:
         known = {file: index.digest for file, index in zip(files, index_files(files)[0], strict=True)}
+    except DataError as error:  # of a file whose rows cannot be read, whose reader says where; or it cannot be fetched
+        if any(is_copy(file) and not file.is_file() for file in files):
+            raise reduce(of_remote, files, error) from None
     digests = [_of_folder(part, known) if part.is_dir() else _sha256(part, known) for part in parts]
     several = isinstance(source, Split) or len(parts) > 1
     return (hashlib.sha256("".join(digests).encode()).hexdigest() if several else digests[0]) + data_format(source)

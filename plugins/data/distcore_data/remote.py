@@ -20,6 +20,7 @@ from distcore_data.remote_shards import find_shards, is_http, version_of
 from distcore_data.room import copies_folder
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)")
+_PATTERN = re.compile(r"[*?\[]")
 
 
 def url_of(source: object) -> str | None:
@@ -42,7 +43,11 @@ def copies_of(url: str, formats: Callable[[Path], bool]) -> tuple[Path, ...]:
         return (folder.copy,)
     infos = persistent(url, lambda: _infos(system, url, root, formats))
     if not infos:
-        raise DataError(f"data file {url}: no file has such a name")
+        is_folder = not _PATTERN.search(root)
+        what = (
+            "is a folder without data files; write folders of files as .tar" if is_folder else "no file has such a name"
+        )
+        raise DataError(f"data file {url}: {what}")
     copies = {_copy_of(url, info): info for info in infos}
     for copy, info in copies.items():
         REMOTE[copy] = _remote(system, url, info)
@@ -70,7 +75,7 @@ def _infos(system: Any, url: str, root: str, formats: Callable[[Path], bool]) ->
     """Return what the file system says of each file; none for a pattern that matches nothing."""
     if is_http(url):  # a page with links is no folder, and ? no pattern
         return [system.info(root)]
-    if re.search(r"[*?\[]", root):
+    if _PATTERN.search(root):
         return [info for _, info in sorted(system.glob(root, detail=True).items()) if info["type"] == "file"]
     info = system.info(root)
     if info["type"] != "directory":

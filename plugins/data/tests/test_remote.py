@@ -51,7 +51,9 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv(room.LIMIT, raising=False)
     system = fsspec.filesystem("memory")
     system.pipe({"/bucket/rows.jsonl": lines(ROWS), "/bucket/set/b.jsonl": lines(ROWS[4:])})
-    system.pipe({"/bucket/set/a.jsonl": lines(ROWS[:4]), "/bucket/set/notes.md": b"none"})
+    system.pipe(
+        {"/bucket/set/a.jsonl": lines(ROWS[:4]), "/bucket/set/notes.md": b"none", "/bucket/photos/red/1.png": b""}
+    )
     restart()
     yield system
     system.rm("/bucket", recursive=True)
@@ -151,13 +153,14 @@ def test_an_interrupted_fetch_is_tried_again_and_then_one_line(problem: str, mon
     ("problem", "why"),
     [("failures", "ConnectionError the network is away"), ("cut", "EOFError 142 of 162 bytes came")],
 )
+@pytest.mark.parametrize("read", [texts, source_digest])
 def test_after_the_last_try_there_is_one_line_and_no_copy(
-    problem: str, why: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read: Any, problem: str, why: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted(monkeypatch, **{problem: 99})
     line = f"data file memory://bucket/rows.jsonl: cannot be fetched, after 4 attempts: {why}"
     with pytest.raises(DataError) as error:
-        texts(SOURCE)
+        read(SOURCE)
     assert str(error.value) == line
     assert not list((tmp_path / "cache").rglob("*rows.jsonl"))
 
@@ -175,6 +178,10 @@ def test_a_changed_file_is_other_rows(bucket: Any) -> None:
     ("source", "line"),
     [
         ("memory://bucket/none.jsonl", "data file memory://bucket/none.jsonl: no such file"),
+        (
+            "memory://bucket",
+            "data file memory://bucket: is a folder without data files; write folders of files as .tar",
+        ),
         ("memory://bucket/*.csv", "data file memory://bucket/*.csv: no file has such a name"),
         (
             "nothing://bucket/a.csv",
