@@ -179,8 +179,8 @@ def test_a_changed_file_is_other_rows(bucket: Any) -> None:
     [
         ("memory://bucket/none.jsonl", "data file memory://bucket/none.jsonl: no such file"),
         (
-            "memory://bucket",
-            "data file memory://bucket: is a folder without data files; write folders of files as .tar",
+            "memory://bucket/photos",
+            "data file memory://bucket/photos: is a folder without data files; write folders of files as .tar",
         ),
         ("memory://bucket/*.csv", "data file memory://bucket/*.csv: no file has such a name"),
         (
