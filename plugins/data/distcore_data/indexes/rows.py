@@ -104,10 +104,15 @@ class IndexedRows:
         files = (file for part in self._parts for file in self._shards.get(part, [part]))
         return sum(REMOTE[file].size for file in files if file in REMOTE)
 
+    @property
+    def have_room(self) -> bool:
+        """True if the cache holds all files that have to be fetched."""
+        return self.remote_bytes <= byte_setting(LIMIT, BYTES)
+
     def check_room(self) -> None:
         """Raise DataError if remote files are more than the cache holds, for rows that are read in any order."""
-        limit = byte_setting(LIMIT, BYTES)
-        if self.remote_bytes > limit:
+        if not self.have_room:
+            limit = byte_setting(LIMIT, BYTES)
             what = f"each step reads rows of all files, {self.remote_bytes} bytes, and the cache holds {limit}"
             raise DataError(f"{source_name(self._source)}: {what}; set order.kind=windows, or raise {LIMIT}")
 

@@ -183,6 +183,9 @@ def _warnings(
     yield from data_warnings(options)
     yield from other_head(classes, options)
     evaluation, rows = next(part for name, part in parts.items() if name.startswith("evaluation"))
+    if options.eval_data is None and isinstance(rows, StreamedImages) and not rows.rows.have_room:
+        what = "evaluation rows are in all files, which the cache does not hold, so each evaluation fetches all"
+        yield f"{evaluation.name}: {what}; give --eval-data a file"
     sources = {"data": parts["train"][0], "eval_data": evaluation}
     stored = (source for source, _ in parts.values() if isinstance(source, Images))
     yield from dict.fromkeys(line for source in stored for line in source.warnings)

@@ -114,6 +114,19 @@ def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
     assert most <= 7 * size
 
 
+def test_evaluation_images_in_all_of_more_than_the_cache_holds_are_a_warning(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamed_images(tmp_path, monkeypatch)
+    task = ImageClassification(data="memory://images/*.tar", stream=True, order=ORDER)
+    assert [line for line in task.prepare(RunConfig()).warnings if "each evaluation fetches all" in line]
+    monkeypatch.setenv(room.LIMIT, str(2**30))
+    assert not [line for line in task.prepare(RunConfig()).warnings if "evaluation" in line]
+    monkeypatch.setenv(room.LIMIT, str(2**16))
+    with pytest.raises(DataError, match=r"each step reads rows of all files, .*; set order\.kind=windows, or raise"):
+        ImageClassification(data="memory://images/*.tar", stream=True).prepare(RunConfig())
+
+
 def test_windows_of_a_stream_are_of_whole_remote_files_and_parts_of_others(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

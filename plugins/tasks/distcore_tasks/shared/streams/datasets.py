@@ -64,6 +64,11 @@ class EncodedRows:
         remote = self._values.rows.remote_bytes
         return FetchedAhead(order, self._values.fetch, positions) if remote else order
 
+    @property
+    def have_room(self) -> bool:
+        """True if the cache holds all files that have to be fetched."""
+        return self._values.rows.have_room
+
     def check_room(self) -> None:
         """Raise DataError if remote files are more than the cache holds."""
         self._values.rows.check_room()
