@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +57,8 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
     """Start the run by a launcher, or print its commands; return the exit status. Raises DistcoreError."""
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 
-    launcher, spec = launcher_of(arguments)
-    config = read_config()
-    plan = launcher.plan(spec(config, arguments.argv))
+    launcher, config = launcher_of(arguments), read_config()
+    plan = launcher.plan(spec_of(arguments, config, arguments.argv))
     if arguments.dry_run:
         print(str(plan).rstrip("\n"))
         return 0
@@ -69,26 +67,26 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
     return int(launcher.run(plan))
 
 
-def launcher_of(arguments: argparse.Namespace) -> tuple[Launcher, Callable[[RunConfig, Sequence[str]], LaunchSpec]]:
-    """Return the launcher that the flags ask for, and a function that makes a request to it.
-
-    The function takes the config of a run and the arguments of its ``distcore train``. Raises ConfigError.
-    """
+def launcher_of(arguments: argparse.Namespace) -> Launcher:
+    """Return the launcher that the flags of ``distcore train`` ask for; raises ConfigError."""
     from distcore.rank_environment import join
 
-    given = vars(arguments)
-    name, _, value = given.get("launcher", DEFAULT).partition(":")
+    name = vars(arguments).get("launcher", DEFAULT).partition(":")[0]
     launcher: Launcher = registry.load("launchers", name)()
     if (rank_info := join(os.environ)) is not None:
         raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
-    return launcher, partial(spec_of, given, value)
+    return launcher
 
 
-def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
-    """Return the request to the launcher, from flags, config and this machine. Raises ConfigError."""
+def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
+    """Return the request to the launcher for a run of ``config``, by ``distcore train`` with ``argv``.
+
+    Raises ConfigError.
+    """
     from distcore.launchers import LaunchSpec
     from distcore.launchers.planning import settings
 
+    given = vars(arguments)
     # Only the flag: in a config file nproc is the number of all ranks.
     nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
     cores = given.get("bind_core_list", "all" if "bind_cores" in given else "")
@@ -96,7 +94,7 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
         raise ConfigError(f"--bind-core-list {cores}: expected numbers and ranges of cores, such as 0-7,16")
     return LaunchSpec(
         train=tuple(_own_flags().parse_known_args(list(argv))[1]),  # without the flags that start ranks
-        value=value,
+        value=given.get("launcher", "").partition(":")[2],
         nodes=_nodes(given["nodes"]) if "nodes" in given else None,
         nproc=nproc,
         hosts=_hosts(given, nproc),

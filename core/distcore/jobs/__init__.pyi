@@ -29,6 +29,7 @@ from distcore.launchers.processes.cores import threads_chosen as threads_chosen
 from distcore.launchers.processes.cores import threads_per_rank as threads_per_rank
 from distcore.launchers.processes.failures import one_line as one_line
 from distcore.launchers.processes.log_files import close_stderr as close_stderr
+from distcore.model.averages import use_average as use_average
 from distcore.model.compiling import missing_compiler as missing_compiler
 from distcore.model.model_source import model_source as model_source
 from distcore.model.optim import check_optimizer as check_optimizer

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from distcore import ConfigError, Datasets, Progress, Report, Run, Task, hookimpl
+from distcore.jobs import use_average
 
 if TYPE_CHECKING:
     from distcore_tasks.lm_evaluation.model import RunModel
@@ -51,8 +52,6 @@ class LmEval:
             from distcore_tasks.lm_evaluation.model import RunModel, task_manager
         except ImportError as error:
             raise ConfigError(f"extension lm_eval: lm-eval does not import ({error}); install it: {INSTALL}") from None
-        if run.config.ema.decay is not None:
-            raise ConfigError("extension lm_eval: measures the trained weights, and ema.decay evaluates their average")
         self._model: RunModel = RunModel(run, task, data)
         self._manager = task_manager(self.folder)
         if unknown := [name for name in self.tasks if name not in self._manager.all_tasks]:
@@ -77,7 +76,7 @@ class LmEval:
         from distcore.testing import change_random_state
 
         self._measured = step
-        with change_random_state(0), _silence():
+        with use_average(run, self._model.hooks), change_random_state(0), _silence():
             measured = lm_eval.simple_evaluate(
                 model=self._model, tasks=self.tasks, task_manager=self._manager, num_fewshot=self.fewshot,
                 limit=self.limit, bootstrap_iters=0, log_samples=False,

@@ -19,6 +19,7 @@ from distcore_tasks.causal_lm.dataset import COUNTED, Arrays, SequenceDataset
 from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts
+from distcore_tasks.preference.task import Preference
 from distcore_tasks.shared.tokenized import TokenizedDatasets
 
 MOST_NEW = 256
@@ -32,14 +33,17 @@ class RunModel(TemplateLM):  # type: ignore[misc]
     """
 
     def __init__(self, run: Run, task: Task, data: Datasets) -> None:
-        """Take a run of ``causal-lm``; raises ConfigError for another task."""
+        """Take a run that trains a language model; raises ConfigError for another one."""
         super().__init__()
         bound = BoundTask.of(task).task
+        if isinstance(bound, Preference):
+            bound = CausalLM(**vars(bound.as_causal()))
         if not isinstance(bound, CausalLM) or not isinstance(data, TokenizedDatasets):
-            raise ConfigError(f"extension lm_eval: measures causal-lm, not task {run.config.task!r}")
+            raise ConfigError(f"extension lm_eval: measures causal-lm and preference, not task {run.config.task!r}")
         strategy = strategies.of(run.config)
-        self._run, self._task, self._data = run, bound, data
-        self._hooks = Hooks(strategy.name, strategy.plugin)
+        self._run = dataclasses.replace(run, consult=None)  # rows of lm-eval have nothing to ask a reference
+        self._task, self._data = bound, data
+        self.hooks = Hooks(strategy.name, strategy.plugin)
         self.tokenizer = data.loaded_tokenizer
 
     @property
@@ -117,7 +121,7 @@ class RunModel(TemplateLM):  # type: ignore[misc]
     def _collect(self, task: Task, rows: Dataset, labeled: bool = True) -> dict[str, Any]:
         """Evaluate rows once over all ranks; return outputs in their order."""
         evaluate = BoundTask.of(task).evaluation(self._run, labeled=labeled)
-        return dict(collect(self._run, self._hooks, rows, evaluate).outputs)
+        return dict(collect(self._run, self.hooks, rows, evaluate).outputs)
 
 
 def task_manager(folder: Path | None) -> Any:

@@ -62,9 +62,17 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     (folder / f"tasks/{name}.yaml").write_text(f"task: {name}\n{data}{YAML[name]}")
 
 
-def harness(folder: Path, *tasks: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def assert_same(here: dict[str, dict[str, float]], expected: dict[str, dict[str, Any]]) -> None:
+    assert here.keys() == expected.keys()
+    for task, metrics in expected.items():
+        wanted = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        assert wanted
+        assert {name: here[task][name.removesuffix(",none")] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+
+
+def harness(folder: Path, *tasks: str, export: str = "export") -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What lm-eval says of the exported model, and the texts that this writes."""
-    run(folder, "-c", HARNESS, *tasks)
+    run(folder, "-c", HARNESS.replace('"export"', repr(export)), *tasks)
     results, texts = json.loads((folder / "harness.json").read_text())
     return results, texts
 
@@ -108,12 +116,23 @@ def test_every_strategy_gets_the_numbers_of_lm_eval_itself(trained: Path) -> Non
         words = ["run/config.yaml", "--resume", "run/checkpoints/step-00000020", "--strategy", strategy]
         out = f"again-{strategy}"
         run(trained, "-m", "distcore", "train", *words, "--nproc", ranks, "--set", measured(), "--out", out)
-        here = lines(trained, out)
-        assert here.keys() == expected.keys()
-        for task, metrics in expected.items():
-            wanted = {name: value for name, value in metrics.items() if isinstance(value, float)}
-            assert wanted
-            assert {name: here[task][name.removesuffix(",none")] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+        assert_same(lines(trained, out), expected)
+
+
+PAIRS = "train --task preference --data pairs.jsonl --model export --max-seq-len 64 --max-steps 10 --lr 0.001"
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("job", [f"{JOB} --ema 0.9", PAIRS])
+def test_averaged_weights_and_preferences_are_measured_as_their_exports(job: str, trained: Path) -> None:
+    row = {"prompt": "red", "chosen": " cat dog bird", "rejected": " runs fast"}
+    (trained / "pairs.jsonl").write_text((json.dumps(row) + "\n") * 24)
+    out = f"other-{'ema' in job}"
+    flags = ["--strategy", "fsdp", "--nproc", "2", "--set", measured(), "--out", out]
+    run(trained, "-m", "distcore", *job.split(), *flags)
+    run(trained, "-m", "distcore", "checkpoint", "export", out, "--to", f"{out}-export")
+    assert_same(lines(trained, out), harness(trained, *TASKS, export=f"{out}-export")[0])
 
 
 @pytest.mark.slow
@@ -139,7 +158,6 @@ def test_a_run_that_measures_trains_the_same_weights_and_measures_again_after_a_
     [
         ("--set extensions.lm_eval=true", "extensions.lm_eval.tasks is empty; name some, such as [hellaswag]"),
         ("--set extensions.lm_eval.tasks=[no_such]", "no task 'no_such' in lm-eval, or in folder = None"),
-        ("--set extensions.lm_eval.tasks=[hellaswag] --ema 0.9", "measures the trained weights, and ema.decay"),
         ("--set extensions.lm_eval.tasks=[hellaswag] --task masked-lm --model bert-tiny", "not task 'masked-lm'"),
     ],
 )

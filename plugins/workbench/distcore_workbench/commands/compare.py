@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from distcore import ConfigError
-from distcore.cli import FLAGS, add_job_flags, changes_of, flags_that_start, is_launcher_asked, launcher_of
+from distcore.cli import FLAGS, add_job_flags, changes_of, flags_that_start, is_launcher_asked, launcher_of, spec_of
 
 SUMMARY = "run one job under several strategies, side by side"
 
@@ -103,6 +104,9 @@ def sweep(arguments: argparse.Namespace) -> int:
 
     given = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
     if is_launcher_asked(arguments):
-        launcher, spec = launcher_of(arguments)
-        given["how"] = Launching(launcher=launcher, spec=spec, flags=tuple(flags_that_start(arguments.argv)))
+        given["how"] = Launching(
+            launcher=launcher_of(arguments),
+            spec=partial(spec_of, arguments),
+            flags=tuple(flags_that_start(arguments.argv)),
+        )
     return run(SweepRequest(**{field.name: given[field.name] for field in fields(SweepRequest) if field.name in given}))
