@@ -28,7 +28,7 @@ def files_of(source: Path) -> list[Path]:
     if source.is_dir():
         return _of_folder(source)
     if "," in text and not source.exists():
-        return [file for part in text.split(",") for file in files_of(Path(part.strip()).expanduser())]
+        return [file for part in text.split(",") for file in _of_part(Path(part.strip()).expanduser())]
     if url := url_of(source):
         return list(copies_of(url, _has_rows))
     if source.suffix == LIST and source.is_file():
@@ -36,6 +36,14 @@ def files_of(source: Path) -> list[Path]:
     if glob.has_magic(text) and not source.exists():
         return [file for path in sorted(glob.glob(text, recursive=True)) for file in files_of(Path(path))]
     return [source]
+
+
+def _of_part(part: Path) -> list[Path]:
+    """Return the files of one of several sources. Raises DataError if there are none: its rows would be missed."""
+    if not (files := files_of(part)):
+        what = "is a folder without data files" if part.is_dir() else "no file has such a name"
+        raise DataError(f"data files {part}: {what}")
+    return files
 
 
 def _of_folder(folder: Path) -> list[Path]:
@@ -66,7 +74,8 @@ def _of_list(file: Path) -> list[Path]:
         if path.suffix == LIST:
             raise DataError(f"data file {file}, line {number}: names another list; name its files here")
         if not (there := files_of(path)) or not all(one.exists() or is_copy(one) for one in there):
-            raise DataError(f"data file {file}, line {number}: no such file: {path}")
+            what = "is a folder without data files" if path.is_dir() else "no such file"
+            raise DataError(f"data file {file}, line {number}: {what}: {path}")
         files += there
     if not files:
         raise DataError(f"data file {file}: lists no files; write one path a line")

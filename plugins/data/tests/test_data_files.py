@@ -248,6 +248,11 @@ def test_files_that_are_not_there_or_of_several_kinds_are_one_line(tmp_path):
         list(read_records(tmp_path / "b.*", COLUMNS))
     with pytest.raises(DataError, match=r"b\.csv: no such file \(did you mean 'a.csv'"):
         list(read_records(Path(f"{tmp_path}/a.csv,{tmp_path}/b.csv"), COLUMNS))
+    (tmp_path / "none").mkdir()
+    for part, problem in (("none", "is a folder without data files"), ("b.*", "no file has such a name")):
+        with pytest.raises(DataError) as error:
+            list(read_records(Path(f"{tmp_path}/a.csv,{tmp_path}/{part}"), COLUMNS))
+        assert str(error.value) == f"data files {tmp_path}/{part}: {problem}"
 
 
 def test_a_line_of_a_txt_file_is_a_text_and_nothing_else(tmp_path):

@@ -23,13 +23,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 SHOWN = ", ".join(SUFFIXES[:4])
 
 
-def image_folders(path: Path) -> list[Path]:
-    """Return the folders that a path names: itself, those of a pattern, or several with commas; none if one is none."""
+def named_paths(path: Path) -> list[Path]:
+    """Return what a path names: itself, what a pattern matches, or several with commas."""
     if path.is_dir():
         return [path]
     parts = [part.strip() for part in str(path).split(",")]
-    named = [Path(one).expanduser() for part in parts for one in (sorted(glob.glob(part)) or [part])]
-    return named if all(folder.is_dir() for folder in named) else []
+    return [Path(one).expanduser() for part in parts for one in (sorted(glob.glob(part)) or [part])]
 
 
 def open_folder(folders: Sequence[Path], most_bad_rows: int, *, decodes: bool = True) -> Images:

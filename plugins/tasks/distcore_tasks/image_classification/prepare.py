@@ -65,8 +65,8 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     """
     check_filter(options)
     if options.stream:
-        array = options.data.endswith(".npz") and "an array is mapped into memory as it is; leave it out"
-        check_stream(options, {"data": array})
+        array = "an array is mapped into memory as it is; leave it out"
+        check_stream(options, {"data": array} if options.data.endswith(".npz") else {})
     if options.data in options.embedded:
         say_embedded(options.data)
     trained = None if options.from_scratch else _read_pretrained(options)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data import Filtered, Source, Split, data_format
+from distcore_data import Filtered, Source, Split, check_source, data_format
 from distcore_tasks.image_classification import arrays, encoded, folders
 from distcore_tasks.image_classification.arrays import EMBEDDED
 from distcore_tasks.image_classification.options import Columns
@@ -31,6 +31,8 @@ def open_source(
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED, rows)
+    if isinstance(path, Path) and (images := _image_folders(path)):
+        return folders.open_folder(images, most_bad_rows, decodes=not stream or most_bad_rows > 0)
     if has_columns(path) and stream:
         return open_stream(path, columns, most_bad_rows)
     if has_columns(path):
@@ -38,8 +40,6 @@ def open_source(
     if isinstance(path, Filtered):
         raise DataError(f"data {path.source}: has no columns, so filter.column is for {', '.join(FILES)} and splits")
     assert isinstance(path, Path)  # a split has columns
-    if several := folders.image_folders(path):
-        return folders.open_folder(several, most_bad_rows, decodes=not stream or most_bad_rows > 0)
     with _array(path):
         return arrays.open_npz(path, most_bad_rows)
 
@@ -68,6 +68,16 @@ def has_columns(source: Source) -> bool:
     return kind in SHARDS or (kind in FILES and not (source.is_dir() and _has_images(source)))
 
 
+def _image_folders(path: Path) -> list[Path]:
+    """Return the folders of images that a path names. Raises DataError if it names something else beside them."""
+    named = folders.named_paths(path)
+    images = [folder for folder in named if folder.is_dir() and not has_columns(folder)]
+    if images and (other := next((one for one in named if one not in images), None)):
+        problem = "is no folder of images, as others are" if other.exists() else "no such folder or file"
+        raise DataError(f"data {other}: {problem}")
+    return images
+
+
 def _has_images(folder: Path) -> bool:
     visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
     return any(entry.is_dir() or entry.suffix.lower() in folders.SUFFIXES for entry in visible)
@@ -77,6 +87,8 @@ def _has_images(folder: Path) -> bool:
 def _array(path: Path) -> Iterator[None]:
     """Raise DataError for a file that is not an array or cannot be read."""
     if not path.is_file():
+        if path.exists():
+            check_source(path)  # which says what a pipe cannot have
         raise DataError(f"data {path}: no such folder or file")
     if path.suffix.lower() != ".npz":
         raise DataError(f"data file {path}: unknown extension {path.suffix!r} (expected {KNOWN})")

@@ -142,8 +142,10 @@ def test_folders_may_have_classes_of_their_own(tmp_path: Path) -> None:
         streamed, stored = both(data)
         assert streamed.classes == stored.classes == ("blue", "green", "red")
         check_alike(streamed.train, stored.train)
-    with pytest.raises(DataError, match=r"photos,.*/lost: no such folder or file$"):
+    with pytest.raises(DataError, match=r"^data /[^,]*/lost: no such folder or file$"):
         both(f"{tmp_path}/photos,{tmp_path}/lost")
+    with pytest.raises(DataError, match=r"^data /[^,]*/0\.tar: is no folder of images, as others are$"):
+        both(f"{tars(tmp_path / 'tars', rows())}/0.tar,{tmp_path}/photos")
 
 
 @pytest.mark.parametrize("kind", ["full", "windows"])
@@ -242,6 +244,8 @@ def test_a_column_without_images_is_one_line_before_ranks_start(tmp_path: Path) 
     np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8), np.uint8), labels=[0, 1, 0, 1])
     with pytest.raises(ConfigError, match=r"^task_options\.stream = true, data: an array is mapped into memory"):
         ImageClassification(data=str(tmp_path / "a.npz"), stream=True).prepare(RunConfig())
+    with pytest.raises(ConfigError, match=r"^task_options\.stream = true, data: digits comes with distcore"):
+        ImageClassification(stream=True).prepare(RunConfig())
 
 
 def content_of(task: ImageClassification) -> str:
