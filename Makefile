@@ -4,7 +4,7 @@
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
 # make shards: files that webdataset, mosaicml-streaming and litdata write, and a server of the S3 protocol.
-# make gguf: llama.cpp on the files that are exported for it; it is compiled, which takes minutes.
+# make exports: llama.cpp and vLLM on what is exported for them; llama.cpp is compiled, which takes minutes.
 # make chaos: random faults on two such machines; writes docs/chaos.json and its table in docs/laws.md.
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
@@ -19,7 +19,7 @@ DIST := dist
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow machines shards gguf chaos gpu check docs pictures install dist release-check clean
+.PHONY: demo quick test slow machines shards exports chaos gpu check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -70,13 +70,21 @@ $(VENV)/.shards: $(VENV)/.installed
 	build/shards/bin/python -m pip install --quiet --group s3
 	touch $@
 
-gguf: $(VENV)/.gguf
-	$(BIN)/python -m pytest -m slow plugins/tasks/tests/gguf_export
+exports: $(VENV)/.gguf $(VENV)/.vllm
+	$(BIN)/python -m pytest -m slow plugins/tasks/tests/gguf_export plugins/tasks/tests/huggingface_export/test_vllm.py
 
 $(VENV)/.gguf: $(VENV)/.installed
 	test -x build/gguf/bin/python || $(BIN)/python -m venv build/gguf
 	build/gguf/bin/python -m pip install --quiet --upgrade pip
 	build/gguf/bin/python -m pip install --quiet --group gguf
+	touch $@
+
+# vLLM as far as it reads folders: with all that it asks for it would bring CUDA, and a torch of its own.
+$(VENV)/.vllm: $(VENV)/.installed
+	test -x build/vllm/bin/python || $(BIN)/python -m venv build/vllm
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
+	build/vllm/bin/python -m pip install --quiet --upgrade pip
+	build/vllm/bin/python -m pip install --quiet --no-deps --group vllm
 	touch $@
 
 chaos: install

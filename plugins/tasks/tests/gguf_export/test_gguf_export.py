@@ -23,7 +23,7 @@ from distcore_tasks.gguf_export.vocabulary import vocabulary_of
 
 ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / "build/gguf/bin/python"
-"""Has llama-cpp-python, by ``make gguf``."""
+"""Has llama-cpp-python, by ``make exports``."""
 
 
 def written(name: str, folder: Path) -> tuple[Any, Path]:
@@ -36,7 +36,7 @@ def written(name: str, folder: Path) -> tuple[Any, Path]:
 
 def by_llama_cpp(file: Path, texts: list[str], count: int = 0) -> list[dict[str, Any]]:
     if not PYTHON.exists():
-        pytest.skip(f"no {PYTHON}: make gguf makes it")
+        pytest.skip(f"no {PYTHON}: make exports makes it")
     command = [str(PYTHON), str(ROOT / "tests/support/read_gguf.py"), str(file), str(count)]
     done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
