@@ -30,6 +30,7 @@ from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Problem
 
 CORE = str(Path(distcore.__file__).parent)
+MODEL = f"{CORE}/testing"  # of the problem, which is not ours
 PLUGGY = str(Path(pluggy.__file__).parent)
 
 
@@ -89,12 +90,13 @@ def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     return build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)), hooks, problem
 
 
-def test_a_step_takes_at_most_63_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
+def test_a_step_takes_at_most_57_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
     run, hooks, problem = run_of(tmp_path, max_steps=6)
     calls: list[str] = []
 
     def profile(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith((CORE, PLUGGY)):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith((CORE, PLUGGY)) and not file.startswith(MODEL):
             calls.append(frame.f_code.co_name)
 
     training = steps(run, hooks, problem, problem.prepare(run.config).train, Progress())
@@ -102,7 +104,7 @@ def test_a_step_takes_at_most_63_python_calls_of_ours_and_pluggy(tmp_path: Path)
     sys.setprofile(profile)
     next(training)
     sys.setprofile(None)
-    assert len(calls) <= 63, calls  # four of them are the dropout of two blocks
+    assert len(calls) <= 57, calls
 
 
 def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_path: Path) -> None:

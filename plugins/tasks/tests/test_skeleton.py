@@ -19,7 +19,7 @@ OWN = {
     "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {
         *("shapes", "conv", "preprocessing"),
-        *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
+        *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),  # where images come from
     },
     "masked_lm": set[str](),
     "preference": {"losses", "pairs"},
@@ -32,7 +32,7 @@ OWN = {
 OF_ANOTHER = {"rows", "encode", "dataset", "prepare", "streamed", "embedded", "unlabeled"}
 LACKS = {
     "distillation": OF_ANOTHER,  # text_classification
-    "image_classification": {"encode", "embedded", "streamed"},  # images are decoded by the batch; digits are arrays
+    "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
     "masked_lm": {"unlabeled"},  # it does not predict
     "preference": {"models"},  # those of causal_lm
     "reward_model": OF_ANOTHER,  # preference
