@@ -38,13 +38,6 @@ def gradient(model: nn.Module) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(1)
 
 
-def relative(one: Tensor, other: Tensor) -> float:
-    """Return the L2 norm of the difference as a part of the norm of ``other``; 0 if both are 0."""
-    size = float(other.double().norm())
-    difference = float((one.double() - other.double()).norm())
-    return difference / size if size else difference
-
-
 def largest(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors, as a part of the largest value where that is above 1."""
     if one.shape != other.shape:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from distcore.checkpoint.distance import difference
 from distcore.checkpoint.job_state import fingerprint
 from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
@@ -18,7 +19,7 @@ from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip, needs
 from distcore.testing.register import task_law
-from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, same
+from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, same
 from distcore.testing.task_lab import TaskLab, change_random_state, on_another_rank
 
 MOST_ROWS = 100_000
@@ -73,15 +74,17 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
     needs(not mixes, "batch normalization is over all rows of a step")
     together, _ = lab.all_terms(whole, batch)
     with torch.no_grad():
-        again = relative(lab.all_terms(whole, batch)[0], together)  # a state other than the weights changes it
+        again = difference(
+            lab.all_terms(whole, batch)[0], together
+        ).relative  # a state other than the weights changes it
     together.backward()  # type: ignore[no-untyped-call]
     alone = torch.zeros(())
     for row in rows:
         part, _ = lab.all_terms(parts, lab.data.train.batch(row[None]))
         part.backward()  # type: ignore[no-untyped-call]
         alone = alone + part.detach()
-    of_loss = relative(together.detach(), alone)
-    of_gradient = relative(gradient(whole), gradient(parts))
+    of_loss = difference(together.detach(), alone).relative
+    of_gradient = difference(gradient(whole), gradient(parts)).relative
     note = f"loss {of_loss:.1e}, gradient {of_gradient:.1e} off for {len(rows)} rows; {again:.1e} off the second time"
     return Measured(error=max(of_loss, of_gradient, again), bound=FP32, note=note)
 
@@ -93,7 +96,9 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
     rows, model = lab.rows(lab.data.train), lab.build()
     together = lab.embeddings(model, lab.data.train.batch(rows))
     alone = [lab.embeddings(model, lab.data.train.batch(row[None])) for row in rows]
-    apart = {name: relative(value, torch.cat([one[name] for one in alone])) for name, value in together.items()}
+    apart = {
+        name: difference(value, torch.cat([one[name] for one in alone])).relative for name, value in together.items()
+    }
     worst = max(apart, key=lambda name: apart[name])
     return Measured(error=apart[worst], bound=FP32, note=f"largest difference in {worst!r}")
 
@@ -177,7 +182,7 @@ def rows_alone(lab: TaskLab) -> Measured:
         error = max(largest(value[i], one.outputs[name][0]) for i, one in enumerate(alone))
         worst, where = max((worst, where), (error, f"output {name!r}"))
     for name, total in together.sums.items():
-        error = relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
+        error = difference(total, torch.stack([one.sums[name] for one in alone]).sum(0)).relative
         worst, where = max((worst, where), (error, f"sum {name!r}"))
     return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
 

@@ -34,6 +34,8 @@ REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
 INEXACT = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
 """Laws and cases that rounded gradients break."""
+BROADCAST = 250 * 2**20
+"""Most bytes that DDP copies at once as it sends rank 0's weights to the others."""
 NEEDS_FIND_UNUSED = "needs strategy_options.find_unused=true"
 
 
@@ -97,7 +99,8 @@ class DDPStrategy:
         """Return the memory of the whole model. Each step all-reduces its gradients."""
         memory = footprint.whole(meta_model, make_optimizer)
         on_wire = memory.gradients // (1 if self.compression == "none" else 2)
-        return replace(memory, sent=footprint.shared(on_wire, ranks, times=2))
+        copied = min(BROADCAST, memory.parameters)
+        return replace(memory, sent=footprint.shared(on_wire, ranks, times=2), starting=copied)
 
     def traced(self) -> object:
         """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot run on fake tensors."""

@@ -72,12 +72,12 @@ def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memo
     step = 16 // sizes.element if sizes.zero.parameter_alignment else 1
     flat = [_aligned_size(group, step, 2 * sizes.ranks) for group in sizes.groups]
     partitions = [size // sizes.ranks for size in flat]
-    frozen = sum(p.numel() for p in meta_model.parameters() if not p.requires_grad)
+    frozen = sum(p.numel() * _element(sizes, p) for p in meta_model.parameters() if not p.requires_grad)
     whole, part = sum(flat) * sizes.element, sum(partitions)
     buckets = 2 if sizes.zero.overlap_comm else 1
     reduced = footprint.shared(whole, sizes.ranks, times=2)
     memory = Memory(
-        parameters=whole + frozen * sizes.element,
+        parameters=whole + frozen,
         gradients=part * sizes.gradient,
         optimizer=sizes.optimizer_bytes(partitions),
         copies=part * MASTER,
@@ -97,13 +97,14 @@ def _per_parameter_memory(sizes: _Sizes, meta_model: nn.Module) -> Memory:
     zero, ranks = sizes.zero, sizes.ranks
     partitions = [sum(-(-p.numel() // ranks) for p in group) for group in sizes.groups]
     every = list(meta_model.parameters())
-    sharded = sum(-(-p.numel() // ranks) for p in every) * sizes.element
-    whole = sum(p.numel() for p in every if p.numel() <= zero.param_persistence_threshold) * sizes.element
+    sharded = sum(-(-p.numel() // ranks) * _element(sizes, p) for p in every)
+    whole = sum(p.numel() * _element(sizes, p) for p in every if p.numel() <= zero.param_persistence_threshold)
     gathered = ranks * sharded - whole
     again = 2 if sum(p.numel() for p in every) > zero.max_live_parameters else 1
     part = sum(partitions)
     memory = Memory(
         parameters=sharded + whole,
+        starting=max(p.numel() * _element(sizes, p) for p in every),
         gradients=part * sizes.gradient,
         optimizer=sizes.optimizer_bytes(partitions),
         copies=part * MASTER,
@@ -119,6 +120,11 @@ def _per_parameter_memory(sizes: _Sizes, meta_model: nn.Module) -> Memory:
         host += sharded
         memory = replace(memory, parameters=whole)
     return replace(memory, host=host)
+
+
+def _element(sizes: _Sizes, parameter: nn.Parameter) -> int:
+    """Return the bytes of an element: a frozen weight may be narrower than what is trained."""
+    return min(sizes.element, parameter.element_size())
 
 
 def _aligned_size(group: list[nn.Parameter], step: int, whole: int) -> int:

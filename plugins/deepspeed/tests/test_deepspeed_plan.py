@@ -30,6 +30,20 @@ def planned(ranks: int, **options: Any) -> Memory:
     return strategy.plan_memory(config, t0_3b(), ranks, lambda module: torch.optim.AdamW(module.parameters()))
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_frozen_weights_are_counted_in_their_own_dtype(stage: int) -> None:
+    module = nn.ParameterList([nn.Parameter(torch.empty(2**20, device="meta"))])
+    for dtype in (torch.bfloat16, torch.uint8):
+        module.append(nn.Parameter(torch.empty(2**20, dtype=dtype, device="meta"), requires_grad=False))
+    config = load_config(None, {"precision": "fp32", "nproc": 2, "device": "cpu", "lr": 1e-4})
+
+    def adamw(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([parameter for parameter in module.parameters() if parameter.requires_grad])
+
+    memory = DeepSpeedStrategy(stage=stage).plan_memory(config, module, 2, adamw)
+    assert memory.parameters == (4 + 2 + 1) * 2**20 // (2 if stage == 3 else 1)
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_zero_2_is_the_published_estimate_but_for_what_lives_during_the_step(gpus: int) -> None:
     _, published = estimate_zero2_model_states_mem_needs(COUNT, gpus, 1, cpu_offload=False)

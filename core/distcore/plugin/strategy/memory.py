@@ -30,6 +30,8 @@ class Memory:
     """A second copy of the parameters, which the optimizer steps: fp32 master weights."""
     buffers: int = 0
     """Buffers of collectives, such as gathered parameters and buckets. Most are in use only during a pass."""
+    starting: int = 0
+    """Bytes beside the parameters, at most, while the model is built and wrapped."""
     host: int = 0
     """Bytes of the above that are offloaded to main memory."""
     sent: int | None = 0

@@ -36,7 +36,7 @@ from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
 from distcore_workbench.planning.request import PlanRequest, Ranks, is_one_process, resolve_for, shards_of
 from distcore_workbench.planning.step import TracedJob, frozen_models, trace
-from distcore_workbench.planning.timeline import KINDS, Step
+from distcore_workbench.planning.timeline import KINDS, Moment, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +208,9 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
         # A trace knows one memory, that of the device and the main one.
         step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
-    return replace(row, step=step, batch=batch, memory=memory or _memory_of(step), reason="")
+    known = memory or _memory_of(step)
+    start = Moment(phase="start", parameters=known.parameters, gradients=0, optimizer=0, activations=known.starting)
+    return replace(row, step=step.after(start), batch=batch, memory=known, reason="")
 
 
 def _at_once(config: RunConfig, shards: int, model: _Model) -> RunConfig:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Phase = Literal["forward", "backward", "step"]
-"""A part of a step, which has the first two for each micro-batch; averaging over ranks is in ``backward`` where a
-strategy does it there."""
+Phase = Literal["start", "forward", "backward", "step"]
+"""The start of a job, or a part of a step, which has the next two for each micro-batch; averaging over ranks is in
+``backward`` where a strategy does it there."""
 KINDS = ("parameters", "gradients", "optimizer", "activations")
 """The purposes of memory."""
 POINTS = 240
@@ -52,6 +52,10 @@ class Step:
             for moment in self.moments
         )
         return Step(peak=max(moments, key=lambda moment: moment.total), moments=moments)
+
+    def after(self, start: Moment) -> Step:
+        """Return the step with the peak of the ``start``, if that is higher."""
+        return self if start.total <= self.peak.total else Step(peak=start, moments=(start, *self.moments))
 
 
 def timeline(

@@ -18,6 +18,7 @@ from distcore.cli.main import main
 from distcore.model.optim import load_optimizer, optimizer_factory
 from distcore.model.parameter_groups import parameter_groups
 from distcore_workbench.planning.byte_sizes import format_size, parse_size
+from distcore_workbench.planning.timeline import Moment, Step
 
 pytestmark = pytest.mark.programs
 
@@ -83,6 +84,15 @@ def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.Captu
 
 @pytest.mark.usefixtures("work_folder")
 @pytest.mark.programs  # as long as one
+def test_a_start_that_takes_more_than_a_step_is_the_peak() -> None:
+    def moment(phase: Any, size: int) -> Moment:
+        return Moment(phase=phase, parameters=size, gradients=0, optimizer=0, activations=5)
+
+    step = Step(peak=moment("forward", 10), moments=(moment("forward", 10),))
+    assert step.after(moment("start", 10)) is step
+    assert step.after(moment("start", 11)).peak.phase == "start"
+
+
 def test_a_frozen_model_is_held_beside_the_trained_one(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def row(task: str, strategy: str, *arguments: str) -> dict[str, Any]:
         sizes = ("--device", "cpu", "--nproc", "2", "--global-batch-size", "4")
