@@ -63,6 +63,7 @@ def test_a_shard_has_the_noise_of_its_place_in_the_whole(example: ModuleType) ->
     assert abs(whole.std() - 1) < 0.01
 
 
+@pytest.mark.programs
 def test_it_changes_training_and_a_resumed_run_ends_as_the_whole_one(noisy: Path, tmp_path: Path) -> None:
     solve(config(tmp_path / "quiet", extensions={"progress": False}))
     assert not torch.allclose(weights(noisy)["model/head.weight"], weights(tmp_path / "quiet")["model/head.weight"])

@@ -187,6 +187,7 @@ def test_examples_end_alike_over_two_ranks(
         assert apart(ended, plain(name, example(name)))[0] <= 1e-5, name
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("name", ["sam", "lookahead"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name: str, example: Any, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", example(name))

@@ -53,6 +53,7 @@ def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str
             ]
 
 
+@pytest.mark.programs
 @pytest.mark.usefixtures("work_folder")
 def test_the_table_names_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--strategies", "ddp,fsdp:sharding=hybrid,shard_size=3", "--nproc", "4", "--device-memory", "8G")
@@ -152,6 +153,7 @@ def test_states_of_a_mesh_are_those_of_its_trace(capsys: pytest.CaptureFixture[s
         assert memory["sent"] is None
 
 
+@pytest.mark.programs
 @pytest.mark.usefixtures("work_folder")
 def test_a_pipeline_has_the_states_of_the_stage_that_needs_most(capsys: pytest.CaptureFixture[str]) -> None:
     planned = plan(capsys, "--strategies", "mesh:pp=2", "--nproc", "2,4")
@@ -163,6 +165,7 @@ def test_a_pipeline_has_the_states_of_the_stage_that_needs_most(capsys: pytest.C
     assert two["untraced"] == "strategy_options.pp = 2: a pipeline is not traced; plan without pp"
 
 
+@pytest.mark.programs
 @pytest.mark.usefixtures("work_folder")
 def test_what_a_strategy_tells_about_a_run_is_not_told_of_a_trace(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def test_training_waits_where_there_is_no_memory_for_a_copy(
     ) == 1
 
 
+@pytest.mark.programs
 def test_a_crash_at_any_file_operation_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
     left, stops = [], 0
     while True:

@@ -70,6 +70,7 @@ def test_a_patience_that_no_evaluation_reaches_is_said(
     assert said == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
 
 
+@pytest.mark.programs
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize(("flags", "is_said"), [("--micro-batch-size 8", False), ("--micro-batch-size 4", True)])
 @pytest.mark.parametrize("is_global", [False, True])
@@ -84,6 +85,7 @@ def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
     ]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("masks", ["row", "rank"])
 @pytest.mark.parametrize(("p", "size", "is_said"), [(0.1, 4, True), (0.1, 8, False), (0.0, 4, False)])
 def test_dropout_is_said_where_its_masks_depend_on_micro_batches(

@@ -37,6 +37,7 @@ def test_it_ends_with_a_checkpoint_of_its_last_step(ended: Path) -> None:
     assert (state["best"]["step"], state["best"]["waited"], state["total_steps"]) == (2, 2, 12)
 
 
+@pytest.mark.programs
 def test_a_resume_of_it_trains_no_further_unless_there_is_more_patience(ended: Path, tmp_path: Path) -> None:
     shutil.copytree(ended, tmp_path / "run")
     assert run(tmp_path / "run", resume="auto")["steps"] == 6

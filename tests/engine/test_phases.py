@@ -165,6 +165,7 @@ def test_a_gan_is_that_of_plain_pytorch_over_two_ranks(strategy: str, options: d
     compare_with_plain(tmp_path / "run", strategy=strategy, strategy_options=options, nproc=2)
 
 
+@pytest.mark.programs
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
     run(tmp_path / "whole", Phased(dropout=0.2))
     run(tmp_path / "cut", Phased(dropout=0.2), save_every=3)

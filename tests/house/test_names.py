@@ -48,7 +48,8 @@ def test_no_name_says_only_that_something_was_searched() -> None:
 
 
 def test_a_module_begins_with_its_subject() -> None:
-    assert not [file for file in FILES if begins_with_what(file.read_text(encoding="utf-8"))]
+    texts = {file: file.read_text(encoding="utf-8") for file in FILES}
+    assert not [file for file, text in texts.items() if "what" in text[:200].lower() and begins_with_what(text)]
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_losses_are_those_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distances()[1] > 50
 
 
+@pytest.mark.programs
 def test_a_checkpoint_has_adamws_moments_one_at_a_time_and_a_resume_repeats_each_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -204,6 +204,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "distcore"]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

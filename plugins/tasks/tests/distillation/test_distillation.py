@@ -90,6 +90,7 @@ def test_two_ranks_have_the_losses_of_one(
         assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=2e-5)
 
 
+@pytest.mark.programs
 def test_a_student_of_a_folder_predicts_and_says_how_often_it_agrees(teacher: Path, tmp_path: Path) -> None:
     # It begins as the teacher, at a rate of nearly nothing.
     run(tmp_path / "run", lr=1e-12, task_options=SMALL | {"teacher": str(teacher), "model": str(teacher)})

@@ -132,6 +132,7 @@ def test_the_loss_of_an_evaluation_is_over_parts_of_the_size_of_a_batch() -> Non
     assert task.report(outputs, data)["loss"] == pytest.approx(float(sum(losses)) / 20, rel=1e-6)
 
 
+@pytest.mark.programs
 def test_it_predicts_exports_and_goes_on_from_its_export(tmp_path: Path) -> None:
     run(tmp_path / "run", task_options={"pooling": "cls"})
     texts = tmp_path / "texts.jsonl"

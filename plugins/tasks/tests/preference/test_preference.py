@@ -170,6 +170,7 @@ def lora_alone(folder: Path) -> list[dict[str, float]]:
     return run(folder / "lora-alone", lora={"rank": 2}, micro_batch_size=8)
 
 
+@pytest.mark.programs
 def test_it_predicts_exports_and_takes_a_folder_as_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/predictions.jsonl").read_text().splitlines()]

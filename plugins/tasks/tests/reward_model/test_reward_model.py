@@ -69,6 +69,7 @@ def test_two_ranks_have_the_losses_of_one(strategy: str, options: dict[str, Any]
         assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=2e-5, abs=1e-6)
 
 
+@pytest.mark.programs
 def test_it_predicts_and_exports_a_model_with_one_output(tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

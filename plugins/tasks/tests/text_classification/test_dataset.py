@@ -224,6 +224,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
         cached_folder("kind", "key", lambda folder: None)
 
 
+@pytest.mark.programs
 def test_four_processes_at_once_build_once(cache):
     code = (
         "import os, time; from pathlib import Path; from distcore_data.cache import cached_folder\n"
@@ -260,6 +261,7 @@ def test_a_vocabulary_keeps_to_its_size_and_starts_with_the_special_tokens():
     assert tokenizer.encode("alpha").tokens[0] == "[CLS]"
 
 
+@pytest.mark.programs
 def test_a_trained_tokenizer_is_the_same_in_every_process(options, tmp_path):
     texts = [f"{first}{second} {second}" for first in WORDS for second in WORDS]
     code = (

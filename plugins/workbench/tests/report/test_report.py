@@ -299,6 +299,7 @@ def test_what_cannot_be_reported_is_one_line(
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)
 
 
+@pytest.mark.programs
 def test_a_report_does_not_wait_for_torch(runs: Path) -> None:
     program = (
         "import sys; from distcore.cli.main import main; code = main(['report', 'runs', '--html', 'page.html']); "
@@ -337,6 +338,7 @@ def test_a_run_that_nobody_works_on_any_more_is_not_waited_for(runs: Path) -> No
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.programs
 def test_ctrl_c_ends_following_in_one_line(runs: Path) -> None:
     held = hold(runs / "runs/stopped/config.yaml")
     command = [sys.executable, "-m", "distcore", "report", "runs/stopped", "--follow"]
