@@ -4,7 +4,6 @@ from distcore.cli.flags import FLAGS as FLAGS
 from distcore.cli.flags import add_choice as add_choice
 from distcore.cli.launcher_flags import flags_that_start as flags_that_start
 from distcore.cli.launcher_flags import is_launcher_asked as is_launcher_asked
-from distcore.cli.launcher_flags import launcher_of as launcher_of
 from distcore.cli.launcher_flags import spec_of as spec_of
 from distcore.cli.task_flags import first_sentence as first_sentence
 from distcore.cli.task_flags import metrics_in_words as metrics_in_words

@@ -19,7 +19,7 @@ from distcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
-    from distcore.launchers import Here, Host, Launcher, LaunchSpec
+    from distcore.launchers import Here, Host, LaunchSpec
 
 DEFAULT = "local"
 FLAGS = {
@@ -55,9 +55,14 @@ def is_launcher_asked(arguments: argparse.Namespace) -> bool:
 
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
     """Start the run by a launcher, or print its commands; return the exit status. Raises DistcoreError."""
+    from distcore.rank_environment import join
     from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
 
-    launcher, config = launcher_of(arguments), read_config()
+    name = vars(arguments).get("launcher", DEFAULT).partition(":")[0]
+    launcher = registry.load("launchers", name)()
+    if (rank_info := join(os.environ)) is not None:
+        raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
+    config = read_config()
     plan = launcher.plan(spec_of(arguments, config, arguments.argv))
     if arguments.dry_run:
         print(str(plan).rstrip("\n"))
@@ -67,22 +72,8 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
     return int(launcher.run(plan))
 
 
-def launcher_of(arguments: argparse.Namespace) -> Launcher:
-    """Return the launcher that the flags of ``distcore train`` ask for; raises ConfigError."""
-    from distcore.rank_environment import join
-
-    name = vars(arguments).get("launcher", DEFAULT).partition(":")[0]
-    launcher: Launcher = registry.load("launchers", name)()
-    if (rank_info := join(os.environ)) is not None:
-        raise ConfigError(f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one")
-    return launcher
-
-
 def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:
-    """Return the request to the launcher for a run of ``config``, by ``distcore train`` with ``argv``.
-
-    Raises ConfigError.
-    """
+    """Return the request to the launcher for a run, by ``distcore train`` with ``argv``. Raises ConfigError."""
     from distcore.launchers import LaunchSpec
     from distcore.launchers.planning import settings
 

@@ -120,8 +120,7 @@ class LaunchPlan:
 class Launcher(Protocol):
     """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class that takes no arguments.
 
-    A launcher of a cluster may have ``plan_sweep(specs)``: the plan of several runs, by name, that depend on no other,
-    or ``None`` if they are to be started one after the other.
+    One of a cluster may have ``plan_sweep(specs)``: the plan of all of several runs, by name; ``None``: one by one.
     """
 
     def plan(self, spec: LaunchSpec) -> LaunchPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def planned(ranks: int, **options: Any) -> Memory:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_frozen_weights_are_counted_in_their_own_dtype(stage: int) -> None:
+def test_frozen_weights_are_counted_in_their_own_dtype(stage: Literal[2, 3]) -> None:
     module = nn.ParameterList([nn.Parameter(torch.empty(2**20, device="meta"))])
     for dtype in (torch.bfloat16, torch.uint8):
         module.append(nn.Parameter(torch.empty(2**20, dtype=dtype, device="meta"), requires_grad=False))

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from distcore import ConfigError
-from distcore.cli import FLAGS, add_job_flags, changes_of, flags_that_start, is_launcher_asked, launcher_of, spec_of
+from distcore.cli import FLAGS, add_job_flags, changes_of, flags_that_start, is_launcher_asked, spec_of
 
 SUMMARY = "run one job under several strategies, side by side"
 
@@ -98,6 +98,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
     ``arguments``: those of ``distcore train``.
     """
+    from distcore.jobs import load
     from distcore_workbench.compare.sweep import run
     from distcore_workbench.compare.sweep_launch import Launching
     from distcore_workbench.compare.sweep_points import SweepRequest
@@ -105,7 +106,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     given = vars(arguments) | {"sweeps": arguments.sweep, "changes": changes_of(arguments)}
     if is_launcher_asked(arguments):
         given["how"] = Launching(
-            launcher=launcher_of(arguments),
+            launcher=load("launchers", given.get("launcher", "local").partition(":")[0])(),
             spec=partial(spec_of, arguments),
             flags=tuple(flags_that_start(arguments.argv)),
         )
