@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 
 BLOCK = 512
 """Bytes, of eight rows each, whose rows are counted."""
+AT_ONCE = 2**16
+"""Rows that are looked at in one go."""
 ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
@@ -23,14 +26,20 @@ class ChosenRows:
 
     @classmethod
     def of(cls, rows: int, numbers: Iterable[int] | np.ndarray) -> ChosenRows:
-        """Return the rows ``numbers`` of so many."""
-        chosen = np.zeros(rows, bool)
-        if isinstance(numbers, np.ndarray):
-            chosen[numbers] = True
-        else:
-            for number in numbers:
-                chosen[number] = True
-        return cls(np.packbits(chosen))
+        """Return the rows ``numbers``, ascending, of so many."""
+        return cls.of_blocks(rows, _blocks(numbers))
+
+    @classmethod
+    def of_blocks(cls, rows: int, blocks: Iterable[np.ndarray]) -> ChosenRows:
+        """Return the rows whose numbers are in ``blocks``, one after the other ascending int64, of so many."""
+        bits = np.zeros(-(-rows // 8), np.uint8)
+        for block in filter(len, blocks):
+            first = int(block[0]) // 8
+            chosen = np.zeros(int(block[-1]) + 1 - first * 8, bool)
+            chosen[block - first * 8] = True
+            packed = np.packbits(chosen)
+            bits[first : first + len(packed)] |= packed
+        return cls(bits)
 
     def __len__(self) -> int:
         """Return how many rows are chosen."""
@@ -46,8 +55,22 @@ class ChosenRows:
             numbers[here] = block * BLOCK * 8 + inside[places[here] - self._ends[block]]
         return numbers
 
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield all numbers, int64, some of them in memory at a time."""
+        for start in range(0, len(self.bits), AT_ONCE // 8):
+            yield np.flatnonzero(np.unpackbits(self.bits[start : start + AT_ONCE // 8])) + start * 8
+
     def before(self, number: int) -> int:
         """Return how many of the rows below ``number`` are chosen."""
         block, rest = divmod(number, BLOCK * 8)
         bits = np.unpackbits(self.bits[block * BLOCK : (block + 1) * BLOCK])
         return int(self._ends[block] + bits[:rest].sum(dtype=np.int64))
+
+
+def _blocks(numbers: Iterable[int] | np.ndarray) -> Iterator[np.ndarray]:
+    if isinstance(numbers, np.ndarray):
+        yield from (numbers[start : start + AT_ONCE] for start in range(0, len(numbers), AT_ONCE))
+        return
+    left = iter(numbers)
+    while some := [*islice(left, AT_ONCE)]:
+        yield np.array(some, np.int64)

@@ -20,10 +20,12 @@ from distcore_tasks.image_classification.rows import Files, Images
 from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.image_classification.stream_sources import NumberedImages
 from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages, streamed_dataset
+from distcore_tasks.shared.arrays import count_numbers
 from distcore_tasks.shared.bad_rows import bad_rows_warnings
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
-from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
+from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
+from distcore_tasks.shared.classification.parts import LabeledPart, split_parts
 from distcore_tasks.shared.mixtures import mixed_sources, source_bounds
 from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.row_order import in_order
@@ -81,7 +83,7 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     encode = partial(encode_labels, classes=classes)
     with skipping(options.skip_bad_rows) as bad:
         split = [*split_parts(images, classes, encode, options, config.seed, rows_of)]
-    parts = {name: (source, _dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split}
+    parts = {name: (part.rows, _dataset(part, preprocessing)) for name, part in split}
     for source, _ in parts.values():
         if isinstance(source, Images):
             check_resizing(source.name, source.store, preprocessing.size)
@@ -121,12 +123,11 @@ def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) 
     )
 
 
-def _dataset(
-    source: Source, rows: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing
-) -> ImageDataset | StreamedImages:
-    if isinstance(source, NumberedImages):
-        return streamed_dataset(source, rows, labels, preprocessing)
-    return image_dataset(source, rows, labels, preprocessing)
+def _dataset(part: LabeledPart[Source], preprocessing: Preprocessing) -> ImageDataset | StreamedImages:
+    if isinstance(part.rows, NumberedImages):
+        return streamed_dataset(part.rows, part.numbers, part.labels, preprocessing)
+    assert isinstance(part.numbers, np.ndarray)
+    return image_dataset(part.rows, part.numbers, part.labels, preprocessing)
 
 
 def _bounds(options: ImageOptions, rows_of: Callable[[str], Source], rows: ImageDataset | StreamedImages) -> list[int]:
@@ -172,7 +173,7 @@ def _augmented(rows: ImageDataset | StreamedImages, options: ImageOptions, seed:
 
 def _facts(rows: ImageDataset | StreamedImages) -> dict[str, object]:
     """Return the facts of one dataset for the report."""
-    share = np.bincount(rows.labels).max() / len(rows)
+    share = count_numbers(rows.labels).max() / len(rows)
     return {"rows": len(rows), "majority_share": round(float(share), 4)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -28,8 +27,9 @@ from distcore_data import (
 from distcore_tasks.image_classification.decoding import CHUNK, check_images, check_pillow, decode
 from distcore_tasks.image_classification.encoded import BAD_ROWS, image_bytes, image_problem, labeled
 from distcore_tasks.image_classification.options import Columns
-from distcore_tasks.shared.arrays import map_array, narrowest
-from distcore_tasks.shared.classification.labels import CodedLabels, row_places
+from distcore_tasks.shared.arrays import map_array
+from distcore_tasks.shared.classification.coded import CodedLabels, LabelCoder
+from distcore_tasks.shared.classification.labels import row_places
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.streams.values import NumberedValues, numbered_values, open_values, save_values
 
@@ -111,7 +111,7 @@ def _value(record: Record) -> bytes:
 def _write(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
     """Write labels, and which rows are taken, to the new cache entry ``folder``."""
     rows = IndexedRows(source.source if isinstance(source, Filtered) else source, {}, whole=False)
-    names, codes, refused = dict[object, int](), array("L"), list[DataError]()
+    coder, refused = LabelCoder(), list[DataError]()
 
     def good() -> Iterator[int]:
         for number, label, problem in _checked(source, columns, decodes=most_bad_rows > 0):
@@ -119,19 +119,20 @@ def _write(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -
                 refused.append(rows.problem(number, problem))
                 pass_over(refused[-1])
             else:
-                codes.append(names.setdefault(label, len(names)))
+                coder.add(label)
                 yield number
 
     with skipping(most_bad_rows) as bad:
         chosen = ChosenRows.of(len(rows), good())
-    if not codes:
+    labels = coder.coded()
+    if not len(labels):
         raise refused[0] if refused else DataError(f"{source_name(source)}: holds no rows")
     is_all = not most_bad_rows and not isinstance(source, Filtered)
     values = numbered_values(source, schema_of(columns), None if is_all else chosen)
     _check_first(values)
     save_values(values, folder / "rows")
-    np.save(folder / CODES, narrowest(np.asarray(codes, np.int64)))
-    (folder / NAMES).write_text(json.dumps([*names], ensure_ascii=False), encoding="utf-8")
+    np.save(folder / CODES, labels.codes)
+    (folder / NAMES).write_text(json.dumps(labels.names, ensure_ascii=False), encoding="utf-8")
     (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import ConstantColumn
+from distcore_data import ChosenRows
 from distcore_tasks.image_classification.dataset import Change, change_of
 from distcore_tasks.image_classification.decoding import decode, resized
 from distcore_tasks.image_classification.options import Augment
@@ -88,10 +89,12 @@ class AugmentedStream(StreamedImages):
 
 
 def streamed_dataset(
-    images: NumberedImages, numbers: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing
+    images: NumberedImages, numbers: np.ndarray | ChosenRows, labels: np.ndarray, preprocessing: Preprocessing
 ) -> StreamedImages:
     """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the class of each row."""
-    values = images.values if len(numbers) == len(images) else images.values.only(numbers)
+    values = images.values
+    if len(numbers) < len(images):
+        values = values.only([numbers] if isinstance(numbers, np.ndarray) else numbers.blocks())
     chosen = None if values.chosen is None else hashlib.sha256(values.chosen.bits.data).hexdigest()
     facts = [images.content, *values.schema.columns.values(), chosen, digest_arrays(labels, widen=True)]
     return StreamedImages(

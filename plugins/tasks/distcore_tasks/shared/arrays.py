@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-BLOCK = 2**20
+from distcore import DataError
+from distcore_data import cache_root
+
+BLOCK = 2**18
 """Entries of an array that are looked at in one go."""
 
 
@@ -50,6 +54,33 @@ def map_array(path: Path) -> np.ndarray:
     """Map a ``.npy`` file into memory, to be read."""
     # As a plain array: indexing numpy's memmap class is several times slower.
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def mapped(blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """Return ``blocks`` one after the other: in a file without a name, on the disk of the cache, mapped into memory."""
+    first, rows = np.empty(0, np.uint8), 0
+    try:
+        cache_root().mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=cache_root()) as file:
+            for block in blocks:
+                first, rows = block[:0], rows + len(block)
+                file.write(np.ascontiguousarray(block).data)
+            file.flush()
+            shape = (rows, *first.shape[1:])
+            return np.asarray(np.memmap(file, first.dtype, "r", shape=shape)) if rows else first
+    except OSError as error:
+        hint = "set DISTCORE_CACHE to a folder that can be written"
+        raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from None
+
+
+def count_numbers(numbers: np.ndarray, least: int = 0) -> np.ndarray:
+    """Return how often each number from 0 on is there, int64, for ``least`` of them or more."""
+    counts = np.zeros(least, np.int64)
+    for block in array_blocks(numbers):
+        more = np.bincount(block, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    return counts
 
 
 def narrowest(numbers: np.ndarray) -> np.ndarray:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore import DataError
+from distcore import DataError, Feistel
 from distcore_data import pass_over
+from distcore_tasks.shared.arrays import BLOCK, array_blocks
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.sources import naming
@@ -35,6 +36,8 @@ class SourceRows(Protocol):
         ...
 
 
+DRAWN = 2**22
+"""Most rows whose split is drawn; the evaluation rows of more are computed."""
 R = TypeVar("R", bound=SourceRows)
 T = TypeVar("T")
 Refuse = Callable[[int, str], None]
@@ -125,15 +128,62 @@ def split_rows(
     about ``fraction`` of the rows, and at least one. Training keeps at least one row, or one of each class. Raises
     DataError for too few rows; the message starts with ``name``.
     """
+    evaluated = _drawn(name, rows, fraction, seed, classes)
+    return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)
+
+
+def evaluation_rows(name: str, rows: int, fraction: float, seed: int, classes: np.ndarray | None = None) -> np.ndarray:
+    """Return the evaluation rows of ``split_rows`` or, of very many, the first ones of a computed order.
+
+    Training then keeps the first row of each class of the source. Memory is for these rows alone.
+    """
+    if rows <= DRAWN:
+        return np.flatnonzero(_drawn(name, rows, fraction, seed, classes))
+    evaluation = np.sort(Feistel(rows, seed, 0).rows_at(0, max(1, round(fraction * rows))))
+    if classes is not None:
+        evaluation = np.setdiff1d(evaluation, _first_of_each(array_blocks(classes)), assume_unique=True)
+    if not len(evaluation):
+        raise _none_left(name, rows)
+    return evaluation
+
+
+def without(rows: int, numbers: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the numbers below ``rows`` that are not among ``numbers``, both ascending int64, some of them at a time."""
+    for start in range(0, rows, BLOCK):
+        end = min(start + BLOCK, rows)
+        first, last = np.searchsorted(numbers, [start, end])
+        yield np.delete(np.arange(start, end), numbers[first:last] - start)
+
+
+def _drawn(name: str, rows: int, fraction: float, seed: int, classes: np.ndarray | None) -> np.ndarray:
+    """Return True for each evaluation row, ``(rows,)``."""
     if rows < 2:
         raise DataError(f"{name}: holds one row, so none is left for evaluation; give --eval-data a file")
-    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).permutation(rows)
+    order = np.arange(rows, dtype=np.min_scalar_type(rows))
+    np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).shuffle(order)
     # Training keeps the last row in this random order or, with classes, the first row of each.
-    kept = [rows - 1] if classes is None else np.unique(classes[order], return_index=True)[1]
-    free = np.delete(order, kept)
-    if not len(free):
-        problem = f"each of the {rows} rows is the only one of its class, so none is left for evaluation"
-        raise DataError(f"{name}: {problem}; give --eval-data a file")
+    kept: np.ndarray = np.array([rows - 1])
+    if classes is not None:
+        kept = _first_of_each(classes[block] for block in array_blocks(order))
+    if len(kept) == rows:
+        raise _none_left(name, rows)
+    count = max(1, round(fraction * rows))
+    first = order[: count + len(kept)]
     evaluated = np.zeros(rows, dtype=bool)
-    evaluated[free[: max(1, round(fraction * rows))]] = True
-    return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)
+    evaluated[np.delete(first, kept[kept < len(first)])[:count]] = True
+    return evaluated
+
+
+def _first_of_each(classes: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the place of the first row of each class, int64, ascending."""
+    first, start = dict[int, int](), 0
+    for block in classes:
+        for number, place in zip(*np.unique(block, return_index=True), strict=True):
+            first.setdefault(int(number), start + int(place))
+        start += len(block)
+    return np.array(sorted(first.values()), np.int64)
+
+
+def _none_left(name: str, rows: int) -> DataError:
+    problem = f"each of the {rows} rows is the only one of its class, so none is left for evaluation"
+    return DataError(f"{name}: {problem}; give --eval-data a file")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from distcore import ConfigError, DataError
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
-from distcore_tasks.shared.classification.labels import split_parts
-from distcore_tasks.shared.lazy_rows import Values, picked
+from distcore_tasks.shared.classification.parts import LabeledPart, split_parts
+from distcore_tasks.shared.lazy_rows import LazyValues, Values, picked
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
@@ -26,12 +26,14 @@ from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
 from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.text_classification.rows import LabeledTexts, read_rows, stream_rows
+from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
+from distcore_tasks.text_classification.stream_sources import stream_rows
 from distcore_tasks.text_classification.streamed import open_streamed, save_stream
 
 if TYPE_CHECKING:
     from distcore import RunConfig
 
+T = TypeVar("T")
 CACHED = CachedDatasets(kind="tokens", version=10, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
@@ -84,30 +86,9 @@ def _rows(source: str, options: TextOptions) -> LabeledTexts:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The rows of one dataset."""
-
-    rows: LabeledTexts
-    """All rows of the source."""
-    numbers: np.ndarray
-    """Numbers of this part's rows, int64, ascending, from 0."""
-    labels: np.ndarray
-    """Encoded labels of this part's rows."""
-
-    @property
-    def texts(self) -> Values[str]:
-        return picked(self.rows.texts, self.numbers)
-
-    @property
-    def seconds(self) -> Values[str] | None:
-        seconds = self.rows.seconds
-        return None if seconds is None else picked(seconds, self.numbers)
-
-    @property
-    def ids(self) -> list[int | str] | None:
-        ids = self.rows.ids
-        return None if ids is None else [ids[number] for number in self.numbers]
+def _picked(values: Values[T] | None, numbers: np.ndarray) -> LazyValues[T] | None:
+    """Return the values of some rows, if there are any."""
+    return None if values is None else picked(values, numbers)
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -118,18 +99,19 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     split = split_parts(
         rows, classes, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
     )
-    parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in split}
+    parts = dict(split)
     # A vocabulary must not see the evaluation rows.
     train = parts["train"]
-    sample = replace(train, numbers=train.numbers[spread(0, len(train.numbers))]) if options.stream else train
-    tokenizer = make_tokenizer(options, sample.texts, sample.seconds)
+    count = len(train.numbers)
+    sample = train.numbers[spread(0, count) if options.stream else np.arange(count)]
+    tokenizer = make_tokenizer(options, picked(rows.texts, sample), _picked(rows.seconds, sample))
     facts, placed = dict[str, dict[str, object]](), dict[str, Any]()
     if options.stream:
-        placed = save_stream(folder / "train", rows, train.numbers, train.labels, tokenizer, options)
-        facts["train"] = {"rows": len(train.numbers), **problem.facts(train.labels), "rows_cut": 0}
+        placed = save_stream(folder / "train", train, tokenizer, options)
+        facts["train"] = {"rows": count, **problem.facts(train.labels), "rows_cut": 0}
         del parts["train"]
     else:
-        placed = {"sources": source_bounds(options, lambda source: _rows(source, options), train.numbers)}
+        placed = {"sources": source_bounds(options, lambda source: _rows(source, options), sample)}
     facts |= {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
     judged = next(part.labels for name, part in parts.items() if name.startswith("evaluation"))
     return tokenizer, {
@@ -141,11 +123,16 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     }
 
 
-def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
+def _write_part(
+    folder: Path, part: LabeledPart[LabeledTexts], tokenizer: Any, options: TextOptions
+) -> dict[str, object]:
     """Tokenize and write one dataset. Return its facts for the report."""
-    encoded = encode_all(tokenizer, part.texts, part.seconds, options)
-    numbers = np.fromiter(map(part.rows.number, part.numbers.tolist()), np.int64, len(part.numbers))
-    lengths, cut = write_tokens(folder, encoded, part.labels, numbers, part.ids)
+    rows, chosen = part.rows, part.numbers
+    assert isinstance(chosen, np.ndarray)
+    encoded = encode_all(tokenizer, picked(rows.texts, chosen), _picked(rows.seconds, chosen), options)
+    numbers = np.fromiter(map(rows.number, chosen.tolist()), np.int64, len(chosen))
+    ids = _picked(rows.ids, chosen)
+    lengths, cut = write_tokens(folder, encoded, part.labels, numbers, None if ids is None else [*ids])
     return {
         "rows": len(lengths),
         **options.problem.facts(part.labels),

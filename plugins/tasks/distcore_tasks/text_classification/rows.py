@@ -34,9 +34,9 @@ class LabeledTexts:
     """Name of these rows in error messages, such as ``data file reviews.csv``."""
     texts: Values[str]
     """Texts, none of them blank, all valid Unicode."""
-    labels: list[Any]
+    labels: Sequence[Any]
     """One label per text, as the problem type requires. Single classes are all integers from 0, or all strings."""
-    ids: list[int | str] | None = None
+    ids: Values[int | str] | None = None
     """The user's id of each row; ``None`` without a column of ids."""
     seconds: Values[str] | None = None
     """The second text of each row; ``None`` if rows have one text."""
@@ -62,34 +62,27 @@ class LabeledTexts:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Texts:
-    """A column of texts; implements ``Values`` and ``Pickable``."""
+class ColumnValues:
+    """The values of a column; implements ``Values`` and ``Pickable``."""
 
     records: Values[Record]
     """All records."""
     column: int
-    """Place of the text in a record."""
-    kept: np.ndarray
-    """Places of the records with these texts, int64, ascending."""
+    """Place of the value in a record."""
+    kept: np.ndarray | None
+    """Places of the records with these values, int64, ascending; ``None``: all."""
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.records if self.kept is None else self.kept)
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the texts in order."""
-        return self.each(np.arange(len(self.kept)))
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the values in order."""
+        return self.each(np.arange(len(self)))
 
-    def each(self, places: np.ndarray) -> Iterator[str]:
-        """Yield the texts at ``places``, int64, ascending."""
-        return (str(record[self.column]) for record in picked(self.records, self.kept[places]))
-
-
-def stream_rows(source: Source, columns: Columns, problem: Problem, most_bad_rows: int) -> LabeledTexts:
-    """Return rows that are read by number, after a pass over their labels. Raises DataError as ``read_rows``."""
-    kept, records = _Kept(columns), source_rows.stream_rows(source, schema_of(columns), most_bad_rows)
-    for record in records.values:
-        kept.add(record)
-    return _rows(records, kept, problem, csv=data_format(source) == ".csv")
+    def each(self, places: np.ndarray) -> Iterator[Any]:
+        """Yield the values at ``places``, int64, ascending."""
+        kept = places if self.kept is None else self.kept[places]
+        return (record[self.column] for record in picked(self.records, kept))
 
 
 OTHERS = (
@@ -126,6 +119,14 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
     return _rows(records, kept, problem, csv=data_format(source) == ".csv")
 
 
+def checked_rows(records: Rows[Record], columns: Columns, problem: Problem, *, csv: bool = False) -> LabeledTexts:
+    """Return records as rows after a pass over their labels. Raises DataError."""
+    kept = _Kept(columns)
+    for record in records.values:
+        kept.add(record)
+    return _rows(records, kept, problem, csv=csv)
+
+
 def schema_of(columns: Columns) -> Schema[Record]:
     """Return what is read of a row. Labels are checked when all are known."""
     return Schema(columns.settings(), partial(_problem, columns_of(columns)), tuple)
@@ -137,10 +138,7 @@ def _problem(names: Sequence[str], record: Record) -> str | None:
 
 def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> LabeledTexts:  # noqa: B008
     """Return checked records with one class each. Raises DataError with a message that starts with ``name``."""
-    rows, kept = given_rows(name, records, schema_of(columns)), _Kept(columns)
-    for row in rows.values:
-        kept.add(row)
-    return _rows(rows, kept, SINGLE_LABEL)
+    return checked_rows(given_rows(name, records, schema_of(columns)), columns, SINGLE_LABEL)
 
 
 class _Kept:
@@ -164,7 +162,7 @@ def _rows(records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = F
     labels, good = _good_labels(records, kept.values["label"], problem, csv)
     every = np.asarray(good, np.int64)
     texts, seconds = (
-        Texts(records.values, places[name], every) if name in places else None for name in ("text", "text_pair")
+        ColumnValues(records.values, places[name], every) if name in places else None for name in ("text", "text_pair")
     )
     assert texts
     ids = [kept.values["id"][place] for place in good] if "id" in places else None

@@ -12,6 +12,7 @@ import numpy as np
 
 from distcore_tasks.shared.arrays import digest_arrays, map_array, narrowest
 from distcore_tasks.shared.cache import Entry
+from distcore_tasks.shared.classification.parts import LabeledPart
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.splits import Refuse
@@ -51,15 +52,16 @@ class StreamedTexts(StreamedRows):
         return rows.batch(np.arange(len(indices)))
 
 
-def save_stream(
-    folder: Path, rows: LabeledTexts, numbers: np.ndarray, labels: np.ndarray, tokenizer: Any, options: TextOptions
-) -> dict[str, Any]:
+def save_stream(folder: Path, part: LabeledPart[LabeledTexts], tokenizer: Any, options: TextOptions) -> dict[str, Any]:
     """Write which rows are trained on, and their labels, to the new ``folder``. Return a part of the entry's record."""
+    rows, numbers = part.rows, part.numbers
     assert rows.records
     assert isinstance(rows.records.values, NumberedValues)
-    train = rows.records.values.only(np.asarray(rows.kept, np.int64)[numbers])
+    # Rows that are told by bits are all records; of others the bad ones were passed over.
+    chosen = [np.asarray(rows.kept, np.int64)[numbers]] if isinstance(numbers, np.ndarray) else numbers.blocks()
+    train = rows.records.values.only(chosen)
     save_values(train, folder)
-    np.save(folder / LABELS, narrowest(labels))
+    np.save(folder / LABELS, narrowest(part.labels))
     named = [Path(source).expanduser() for source in mixed_sources(options)]
     sources = train.bounds(named) if named else []
     lengths = EncodedColumn(EncodedRows(train, partial(_encode, options, tokenizer)), _length)

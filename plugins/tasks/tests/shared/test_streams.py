@@ -22,6 +22,7 @@ from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.preference.task import Preference
 from distcore_tasks.reward_model.task import RewardModel
 from distcore_tasks.seq2seq.task import Seq2Seq
+from distcore_tasks.shared import splits
 from distcore_tasks.shared.arrays import narrowest
 from distcore_tasks.shared.options import Filter, Order
 from distcore_tasks.shared.streams import values
@@ -223,7 +224,7 @@ def test_a_resume_knows_which_rows_are_kept(tmp_path: Path) -> None:
 
 
 def test_of_very_many_rows_the_split_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "DRAWN", 50)
+    monkeypatch.setattr(splits, "DRAWN", 50)
     data = str(write(tmp_path / "rows.jsonl", [{"prompt": str(n), "completion": "sun"} for n in range(90)]))
     sets = [prompts(seed, data=data, eval_fraction=0.2) for seed in (0, 0, 1)]
     assert [len(some.train) for some in sets] == [72] * 3

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from distcore_tasks.shared.classification.labels import Labeled, each_label
+from distcore_tasks.shared.classification.labels import Labeled, label_counts, rows_with
 
 ENOUGH = 3
 """Number of rows below which a class gets a warning."""
@@ -24,7 +24,9 @@ def check_classes(
     ``rows``: those of the option ``data``, before the split. ``evaluation``: class numbers of all labels of the
     evaluation rows. ``held_out``: True if the evaluation rows have their own source.
     """
-    counts = Counter(str(label) for _, label in each_label(rows))
+    counts = Counter[str]()
+    for label, count in label_counts(rows).items():
+        counts[str(label)] += count
     lines = (*_odd_labels(rows, counts), *_spaced_labels(counts), *_rare_classes(rows, counts))
     yield from (("data", line) for line in lines)
     evaluated = dict(zip(classes, np.bincount(evaluation, minlength=len(classes)).tolist(), strict=True))
@@ -46,7 +48,7 @@ def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield a warning about unique words among numbers, which turn all labels of a CSV file into strings."""
     words = [label for label in counts if not is_integer(label)]
     if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
-        place = rows.places([next(row for row, label in each_label(rows) if label == words[0])])
+        place = rows.places([next(rows_with(rows, words[:1]))[0]])
         others = f", and {len(words) - 1} more are like it" if len(words) > 1 else ""
         what = f"label {words[0]!r} in {place} is no number and occurs once{others}"
         yield f"{what}: so all labels are strings; correct it if it is a slip"
@@ -65,9 +67,8 @@ def _spaced_labels(counts: Counter[str]) -> Iterator[str]:
 def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield a warning about classes with too few rows, and their rows."""
     rare: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
-    for row, label in each_label(rows) if rare else ():
-        if str(label) in rare:
-            rare[str(label)].append(row)
+    for row, label in rows_with(rows, rare) if rare else ():
+        rare[str(label)].append(row)
     if rare:
         where = {label: rows.places(numbers) for label, numbers in rare.items()}
         yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"

@@ -1,18 +1,17 @@
-"""Labeled rows of any kind: their classes, and the split into datasets."""
+"""Labeled rows of any kind, and their classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from distcore import DataError, nearest
 from distcore_data import describe_value, pass_over
-from distcore_tasks.shared.options import TaskOptions
-from distcore_tasks.shared.sources import naming
-from distcore_tasks.shared.splits import split_rows
+from distcore_tasks.shared.classification.coded import CodedLabels
 
 
 class Labeled(Protocol):
@@ -39,31 +38,6 @@ class Labeled(Protocol):
     def problem(self, row: int, what: str) -> DataError:
         """Return the error of a row, counted from 0."""
         ...
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CodedLabels(Sequence[Any]):
-    """Labels of very many rows, of which each distinct one is in memory once."""
-
-    codes: np.ndarray
-    """Place of the label of each row among ``names``, integers ``(rows,)``."""
-    names: Sequence[Any]
-    """The distinct labels."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.codes)
-
-    def __getitem__(self, row: Any) -> Any:
-        """Return the label of a row."""
-        return self.names[self.codes[row]]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the label of each row."""
-        return map(self.names.__getitem__, self.codes)
-
-
-R = TypeVar("R", bound=Labeled)
 
 
 def row_places(rows: Sequence[int]) -> str:
@@ -100,12 +74,32 @@ def each_label(rows: Labeled) -> Iterator[tuple[int, int | str]]:
             yield row, labels
 
 
+def label_counts(rows: Labeled) -> Counter[int | str]:
+    """Return how often each label is there, in the order of their first rows."""
+    if not isinstance(rows.labels, CodedLabels):
+        return Counter(label for _, label in each_label(rows))
+    counts = Counter[int | str]()
+    for labels, count in rows.labels.counts():
+        for label in labels if isinstance(labels, list) else [labels]:
+            counts[label] += count
+    return counts
+
+
+def rows_with(rows: Labeled, asked: Collection[str]) -> Iterator[tuple[int, int | str]]:
+    """Yield each label that, as text, is ``asked`` for, with the number of its row."""
+    coded, every = rows.labels, each_label(rows)
+    if isinstance(coded, CodedLabels) and not any(isinstance(name, list) for name in coded.names[:1]):
+        codes = [code for code, name in enumerate(coded.names) if str(name) in asked]
+        every = ((row, coded[row]) for row in coded.rows_of(codes))
+    return ((row, label) for row, label in every if str(label) in asked)
+
+
 def distinct_labels(rows: Labeled) -> list[int] | list[str]:
     """Return the sorted distinct labels. Their indices are the class numbers.
 
     Raises DataError if there are fewer than two.
     """
-    distinct: set[Any] = {label for _, label in each_label(rows)}
+    distinct: list[Any] = [*label_counts(rows)]
     labels: list[int] | list[str] = sorted(distinct)
     if len(labels) < 2:
         problem = f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
@@ -152,9 +146,10 @@ def known_labels(rows: Labeled, classes: Sequence[str]) -> SomeLabels:
 
     All rows are if there are no ``classes``, as for a regression.
     """
-    known, unknown = set(classes), dict[int, DataError]()
-    for row, label in each_label(rows) if classes else ():
-        if str(label) not in known and row not in unknown:
+    unknown = dict[int, DataError]()
+    others = {str(label) for label in label_counts(rows)}.difference(classes) if classes else ()
+    for row, label in rows_with(rows, others) if others else ():
+        if row not in unknown:
             names = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
             hint = f"{nearest(str(label), classes)}; training has: {names}"
             unknown[row] = rows.problem(row, f"label {label!r} is out of range: no training row has it{hint}")
@@ -171,44 +166,8 @@ def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def encode_labels(rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-    """Return the class number of each row, int64 ``(rows,)``; each label is a class."""
+    """Return the class number of each row, int64, or of the narrowest type in a file, ``(rows,)``; each is a class."""
     if isinstance(rows.labels, CodedLabels):
         numbers = {name: number for number, name in enumerate(classes)}
-        by_code: np.ndarray = np.array([numbers.get(str(name), -1) for name in rows.labels.names], np.int64)
-        coded: np.ndarray = by_code[rows.labels.codes]
-        return coded
+        return rows.labels.encoded([numbers.get(str(name), 0) for name in rows.labels.names])
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
-
-
-def split_parts(
-    rows: R,
-    classes: Sequence[str],
-    encode: Callable[[Labeled], np.ndarray],
-    options: TaskOptions,
-    seed: int,
-    read: Callable[[str], R],
-) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
-    """Yield for each dataset its name, its source, its row numbers in the source, and its encoded labels.
-
-    ``rows`` are those of the training source, and have all ``classes``; ``read`` opens another source, whose rows with
-    other labels are bad rows. ``encode`` returns labels as an array. If they are class numbers, int64 ``(rows,)``,
-    training keeps a row of each class. Without ``test_data`` there is no ``test``, and the evaluation rows serve as
-    test rows. Raises DataError.
-    """
-    labels = encode(rows)
-    if options.eval_data is None:
-        train, evaluation = split_rows(rows.name, len(rows), options.eval_fraction, seed, _strata(labels))
-        yield "train", rows, train, labels[train]
-        yield "evaluation", rows, evaluation, labels[evaluation]
-    else:
-        yield "train", rows, np.arange(len(rows)), labels
-    for name, source in options.held_out.items():
-        with naming(name):
-            others = read(source)
-            known = known_labels(others, classes)
-        yield name, others, known.numbers, encode(known)
-
-
-def _strata(labels: np.ndarray) -> np.ndarray:
-    """Return class numbers unchanged, and zeros for other labels, which makes one class of all rows."""
-    return labels if labels.dtype == np.int64 and labels.ndim == 1 else np.zeros(len(labels), np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 
 from distcore import Column
 from distcore_data import FetchedAhead, RowOrder, pass_over
-from distcore_tasks.shared.splits import Refuse
+from distcore_tasks.shared.splits import Refuse, without
 from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues, spread
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def encodable(values: NumberedValues[Any], encode: Encode) -> NumberedValues[Any
             refused.append(places[place])
 
         deque(encode(values.at(places), refuse), maxlen=0)
-    return values.only(np.delete(np.arange(len(values)), refused)) if refused else values
+    return values.only(without(len(values), np.array(refused))) if refused else values
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -9,18 +9,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from distcore import DataError, Feistel
+from distcore import DataError
 from distcore_data import ChosenRows, Filtered, IndexedRows, Source, choose_rows, source_name
 from distcore_tasks.shared.schema import Schema
-from distcore_tasks.shared.splits import split_rows
+from distcore_tasks.shared.splits import evaluation_rows, without
 
 T = TypeVar("T")
 AT_ONCE = 1024
 """Rows that an iteration reads at a time."""
 SAMPLE = 10_000
 """Most rows on which the vocabulary of a built-in model is trained, and tokens are counted."""
-DRAWN = 2**22
-"""Most rows whose split is drawn as that of stored rows; of more the evaluation rows are computed."""
 CHOSEN = "chosen.npy"
 """File of a dataset with the bits of its rows."""
 
@@ -49,7 +47,8 @@ class NumberedValues(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Yield the values in order."""
-        return self.each(np.arange(len(self)))
+        for start in range(0, len(self), AT_ONCE):
+            yield from self.at(range(start, min(start + AT_ONCE, len(self))))
 
     def each(self, places: np.ndarray) -> Iterator[T]:
         """Yield the values at ``places``, int64, some of them in memory at a time."""
@@ -76,9 +75,9 @@ class NumberedValues(Generic[T]):
         """Return the error of a value."""
         return self.rows.problem(self.number(place), what)
 
-    def only(self, places: np.ndarray) -> NumberedValues[T]:
-        """Return the values at ``places``, int64, ascending."""
-        return replace(self, chosen=ChosenRows.of(len(self.rows), self.numbers(places)))
+    def only(self, places: Iterable[np.ndarray]) -> NumberedValues[T]:
+        """Return the values at ``places``, int64, ascending, some of which are given at a time."""
+        return replace(self, chosen=ChosenRows.of_blocks(len(self.rows), map(self.numbers, places)))
 
     def sample(self) -> list[T]:
         """Return some values, evenly spread over all."""
@@ -131,13 +130,7 @@ def numbered_values(source: Source, schema: Schema[T], chosen: ChosenRows | None
 def split_values(values: NumberedValues[T], fraction: float, seed: int) -> tuple[NumberedValues[T], np.ndarray]:
     """Return the values for training, and the places of the evaluation rows, int64, ascending.
 
-    They are those of ``split_rows`` or, of very many rows, the first ones of a computed order.
+    They are those of ``evaluation_rows``.
     """
-    if len(values) <= DRAWN:
-        train, evaluation = split_rows(values.name, len(values), fraction, seed)
-    else:
-        evaluation = np.sort(Feistel(len(values), seed, 0).rows_at(0, round(fraction * len(values))))
-        kept = np.ones(len(values), bool)
-        kept[evaluation] = False
-        train = np.flatnonzero(kept)
-    return values.only(train), evaluation
+    evaluation = evaluation_rows(values.name, len(values), fraction, seed)
+    return values.only(without(len(values), evaluation)), evaluation

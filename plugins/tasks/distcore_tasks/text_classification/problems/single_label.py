@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from distcore_tasks.shared.arrays import count_numbers
 from distcore_tasks.shared.classification.checks import check_classes, is_integer
 from distcore_tasks.shared.classification.labels import (
     Labeled,
@@ -51,12 +52,12 @@ class SingleLabel:
         return distinct
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-        """Return class numbers, int64 ``(rows,)``."""
+        """Return the result of ``encode_labels``."""
         return encode_labels(rows, classes)
 
     def facts(self, labels: np.ndarray) -> dict[str, object]:
         """Return the share of the most frequent class."""
-        return {"majority_share": round(float(np.bincount(labels).max() / len(labels)), 4)}
+        return {"majority_share": round(float(count_numbers(labels).max() / len(labels)), 4)}
 
     def warnings(
         self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
