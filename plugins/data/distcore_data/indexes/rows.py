@@ -109,12 +109,12 @@ class IndexedRows:
         """True if the cache holds all files that have to be fetched."""
         return self.remote_bytes <= byte_setting(LIMIT, BYTES)
 
-    def check_room(self) -> None:
-        """Raise DataError if remote files are more than the cache holds, for rows that are read in any order."""
+    def check_room(self, use: str = "each step reads rows of", remedy: str = "set order.kind=windows") -> None:
+        """Raise DataError if remote files are more than the cache holds, all of which have a ``use``."""
         if not self.have_room:
             limit = byte_setting(LIMIT, BYTES)
-            what = f"each step reads rows of all files, {self.remote_bytes} bytes, and the cache holds {limit}"
-            raise DataError(f"{source_name(self._source)}: {what}; set order.kind=windows, or raise {LIMIT}")
+            what = f"{use} all files, {self.remote_bytes} bytes, and the cache holds {limit}"
+            raise DataError(f"{source_name(self._source)}: {what}; {remedy}, or raise {LIMIT}")
 
     def fetch(self, numbers: np.ndarray) -> None:
         """Let a thread fetch the files of rows that will be asked for, in this order, int64 ``(n,)``."""

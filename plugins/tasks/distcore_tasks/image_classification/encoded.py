@@ -33,6 +33,8 @@ FORMAT = 3
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 BAD_ROWS = "bad_rows.json"
 """File of a cache entry with a line for each image that was passed over."""
+COPIED = "the cache copies the images of"
+"""What remote files are refused for that are more than it holds."""
 
 
 def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
@@ -60,11 +62,17 @@ def open_unlabeled(source: Source, columns: Columns) -> Blob:
     key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
 
     def copy(folder: Path) -> None:
+        _rows(source).check_room(COPIED, "predict some files at a time")
         records = numbered_records(source, {"columns.image": columns.image})
         with skipping(0) as bad:
             _write_images(source, ((number, image, None) for number, (image,) in records), folder, bad)
 
     return _blob(cached_folder("images", key[:40], copy), source)
+
+
+def _rows(source: Source) -> IndexedRows:
+    """Return all rows of a source by number."""
+    return IndexedRows(source.source if isinstance(source, Filtered) else source, {}, whole=False)
 
 
 def _blob(folder: Path, source: Source) -> Blob:
@@ -110,6 +118,7 @@ def image_bytes(image: object) -> bytes:
 def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
     labels: list[object] = []
+    _rows(source).check_room(COPIED, "--stream true reads them as they come")
 
     def images() -> Iterator[tuple[int, object, str | None]]:
         for number, image, label, problem in labeled(source, columns):
@@ -131,7 +140,7 @@ def _write_images(
     ``images``: the number of each row, its image, and what else is wrong with it. Adds the invalid ones to ``bad``.
     Raises DataError for one too many.
     """
-    rows = IndexedRows(source.source if isinstance(source, Filtered) else source, {}, whole=False)
+    rows = _rows(source)
     offsets, numbers, end, problems = list[tuple[int, int]](), list[int](), 0, dict[int, str]()
     with (folder / "images.bin").open("wb") as blob:
         for number, image, problem in images:

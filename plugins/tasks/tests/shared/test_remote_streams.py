@@ -173,3 +173,24 @@ def test_a_full_shuffle_of_more_than_the_cache_is_refused(size: int, monkeypatch
         task.prepare(RunConfig())
     monkeypatch.setenv(room.LIMIT, str(2 * FILES * size))
     assert len(task.prepare(RunConfig()).train) == round(0.9 * FILES * ROWS)
+
+
+@pytest.mark.programs
+def test_remote_images_that_are_stored_are_refused_if_the_cache_does_not_hold_them(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, size = streamed_images(tmp_path, monkeypatch)
+    data = "memory://images/*.tar"
+    what = f"data file {data}: the cache copies the images of all files, {12 * size} bytes, and the cache holds"
+    with pytest.raises(DataError) as error:
+        ImageClassification(data=data).prepare(RunConfig())
+    limit = f"{7 * size}; --stream true reads them as they come, or raise {room.LIMIT}"
+    assert str(error.value) == f"{what} {limit}"
+    with pytest.raises(DataError) as error:
+        list(ImageClassification().open_rows(Path(data), {}))
+    assert str(error.value) == f"{what} {7 * size}; predict some files at a time, or raise {room.LIMIT}"
+    assert not list(tmp_path.rglob("images.bin"))
+    monkeypatch.setenv(room.LIMIT, str(12 * size))
+    ImageClassification(data=data).prepare(RunConfig())
+    monkeypatch.setenv(room.LIMIT, str(7 * size))
+    assert len(ImageClassification(data=data).prepare(RunConfig()).train) > 0  # the copies are there
