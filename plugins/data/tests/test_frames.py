@@ -116,6 +116,7 @@ def test_a_row_at_the_first_byte_of_a_frame_is_not_the_start_of_the_file(suffix:
     assert IndexedRows(source, {"columns.text": "text"})[range(200)] == records
 
 
+@pytest.mark.programs
 def test_files_of_the_real_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("pzstd"):
         pytest.skip("needs pzstd, of the package zstd of the system")

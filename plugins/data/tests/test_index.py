@@ -229,6 +229,7 @@ def test_the_command_says_what_it_indexed_and_goes_on_after_an_interrupt(
     )
 
 
+@pytest.mark.programs
 def test_processes_share_the_files_and_leave_bad_ones_to_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

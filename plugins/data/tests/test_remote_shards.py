@@ -186,6 +186,7 @@ def test_mistakes_are_one_line(bucket: Any, tmp_path: Path) -> None:
         records()
 
 
+@pytest.mark.programs
 def test_a_folder_of_a_web_server(bucket: Any, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     folder = local(tmp_path, "litdata values")

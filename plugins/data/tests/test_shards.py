@@ -133,6 +133,7 @@ def test_classes_of_an_arrow_file_have_their_names(tmp_path: Path) -> None:
     assert class_names(tmp_path / "a.arrow", "label") == []
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("form", shards.FORMS)
 def test_of_large_shards_one_row_or_some_are_in_memory(tmp_path: Path, form: str) -> None:
     rows = [{"text": f"{number} " + "word " * 2000, "label": 0} for number in range(1000)]
@@ -154,6 +155,7 @@ def test_of_large_shards_one_row_or_some_are_in_memory(tmp_path: Path, form: str
     assert peak + allocated < size / 3
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 @pytest.mark.parametrize("form", ["litdata", "arrow file", "mds zstd"])
 def test_reading_shards_starts_no_threads(tmp_path: Path, form: str) -> None:

@@ -80,6 +80,7 @@ def epoch(rows: Any, number: int) -> Iterator[np.ndarray]:
         yield numbers
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("kind", ["jsonl", "tar"])
 def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
     kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +115,7 @@ def test_each_file_is_fetched_once_before_it_is_read_and_makes_room(
     assert most <= 7 * size
 
 
+@pytest.mark.programs
 def test_evaluation_images_in_all_of_more_than_the_cache_holds_are_a_warning(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_evaluation_images_in_all_of_more_than_the_cache_holds_are_a_warning(
         ImageClassification(data="memory://images/*.tar", stream=True).prepare(RunConfig())
 
 
+@pytest.mark.programs
 def test_windows_of_a_stream_are_of_whole_remote_files_and_parts_of_others(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +168,7 @@ def test_sources_of_a_mixture_have_windows_of_their_own_files(size: int, tmp_pat
     assert sorted(seen.tolist()) == list(range(2 * ROWS))
 
 
+@pytest.mark.programs
 def test_a_full_shuffle_of_more_than_the_cache_is_refused(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     task = MaskedLM(data="memory://streamed/*.jsonl", stream=True, split_texts=False)
     with pytest.raises(
