@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 T = TypeVar("T")
-CACHED = CachedDatasets(kind="tokens", version=10, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tokens", version=11, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)
