@@ -25,7 +25,7 @@ OWN = {
     "preference": {"losses", "pairs"},
     "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores"},
-    "text_classification": {"problems"},
+    "text_classification": {"problems", "stream_sources"},
     "token_classification": {"metrics"},
 }
 """Additional files of each task."""
