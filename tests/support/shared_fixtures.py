@@ -22,6 +22,8 @@ def _untouched_logger() -> None:
     A command of another test has set it up for the screen, and libraries change the root logger or disable all others.
     """
     logging.disable(logging.NOTSET)
+    for handler in logging.getLogger().handlers:  # pytest's, the same in all tests; libraries set their level
+        handler.setLevel(logging.NOTSET)
     log = logging.getLogger("distcore")
     log.handlers, log.propagate, log.disabled = [], True, False
     log.setLevel(logging.WARNING)
