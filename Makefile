@@ -19,6 +19,13 @@ DIST := dist
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
+# An environment in the folder $(1), in which all can be imported, too, that is installed in $(VENV).
+define beside
+test -x $(1)/bin/python || $(BIN)/python -m venv $(1)
+$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
+$(1)/bin/python -m pip install --quiet --upgrade pip
+endef
+
 .PHONY: demo quick test slow machines shards exports chaos gpu check docs pictures install dist release-check clean
 
 demo: install
@@ -51,9 +58,7 @@ $(VENV)/.machines: $(VENV)/.installed
 
 # Another one, with Ray beside all that is installed here: on a cluster distcore and Ray must be in one environment.
 $(VENV)/.ray: $(VENV)/.installed
-	test -x build/ray/bin/python || $(BIN)/python -m venv build/ray
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
-	build/ray/bin/python -m pip install --quiet --upgrade pip
+	$(call beside,build/ray)
 	build/ray/bin/python -m pip install --quiet --group ray
 	touch $@
 
@@ -63,9 +68,7 @@ shards: $(VENV)/.shards
 
 # The packages that write shards, beside all that is installed here: together with what they ask for they cannot be.
 $(VENV)/.shards: $(VENV)/.installed
-	test -x build/shards/bin/python || $(BIN)/python -m venv build/shards
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/shards/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
-	build/shards/bin/python -m pip install --quiet --upgrade pip
+	$(call beside,build/shards)
 	build/shards/bin/python -m pip install --quiet --no-deps --group shards
 	build/shards/bin/python -m pip install --quiet --group s3
 	touch $@
@@ -81,9 +84,7 @@ $(VENV)/.gguf: $(VENV)/.installed
 
 # vLLM as far as it reads folders: with all that it asks for it would bring CUDA, and a torch of its own.
 $(VENV)/.vllm: $(VENV)/.installed
-	test -x build/vllm/bin/python || $(BIN)/python -m venv build/vllm
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
-	build/vllm/bin/python -m pip install --quiet --upgrade pip
+	$(call beside,build/vllm)
 	build/vllm/bin/python -m pip install --quiet --no-deps --group vllm
 	touch $@
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from distcore import ConfigError
 from distcore_ray.attempt import Attempt, Outcome
@@ -25,11 +26,17 @@ WRONG = 2
 
 def main(argv: Sequence[str]) -> int:
     """Run the job to its end; return the exit status."""
-    job, stop = read_job(argv), threading.Event()
+    job = read_job(argv)
+    return on_cluster(job.address, partial(run, job))
+
+
+def on_cluster(address: str, work: Callable[[threading.Event], int]) -> int:
+    """Connect to the cluster, do ``work``, and return its exit status. Its argument is set by SIGTERM and Ctrl-C."""
+    stop = threading.Event()
     try:
-        with connect(job.address):
-            install_signal_handlers(stop)  # after Ray has installed its own handlers
-            return run(job, stop)
+        with connect(address):
+            _install_signal_handlers(stop)  # after Ray has installed its own handlers
+            return work(stop)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -76,7 +83,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def install_signal_handlers(stop: threading.Event) -> None:
+def _install_signal_handlers(stop: threading.Event) -> None:
     """Make SIGTERM and the first Ctrl-C set ``stop``. A second Ctrl-C ends the driver, and so all ranks."""
 
     def ask(number: int, frame: object) -> None:

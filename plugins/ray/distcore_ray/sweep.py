@@ -13,15 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from distcore import ConfigError
-from distcore_ray.cluster import connect, nodes_timeout
-from distcore_ray.driver import FAILED, STOPPED, install_signal_handlers
+from distcore_ray.cluster import nodes_timeout
+from distcore_ray.driver import FAILED, STOPPED, on_cluster
 from distcore_ray.job import RayJob, read_job
 
 LISTEN = 0.5
@@ -34,14 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--address", default="auto")
     parser.add_argument("file", type=Path)
     given = parser.parse_args(argv)
-    runs, stop = json.loads(given.file.read_text(encoding="utf-8")), threading.Event()
-    try:
-        with connect(given.address):
-            install_signal_handlers(stop)  # after Ray has installed its own handlers
-            return _train_all(runs, stop)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return on_cluster(given.address, partial(_train_all, json.loads(given.file.read_text(encoding="utf-8"))))
 
 
 def train(driver: Sequence[str], log: str, folder: str) -> int:
@@ -84,11 +77,14 @@ def _train_all(runs: dict[str, dict[str, Any]], stop: threading.Event) -> int:
             status = _end(going.pop(ended), ended) or status
         if stop.is_set():
             break
+    if not stop.is_set():
+        return status
     for left in going:
         ray.cancel(left, force=False, recursive=False)
-    patience = max((nodes_timeout(jobs[name]) for name in going.values()), default=0)
-    ray.wait(list(going), num_returns=len(going), timeout=patience) if going else None
-    return STOPPED if stop.is_set() else status
+    if going:
+        patience = max(nodes_timeout(jobs[name]) for name in going.values())
+        ray.wait(list(going), num_returns=len(going), timeout=patience)
+    return STOPPED
 
 
 def _end(name: str, ended: Any) -> int:

@@ -23,8 +23,26 @@ Change = Callable[[np.ndarray, int], np.ndarray]
 """Map an image, uint8 ``(size, size, 3)``, and its row to another image."""
 
 
+class OneEach:
+    """Rows of one size, each of which is one item of the mean loss."""
+
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> ConstantColumn:
+        """Ones: no image is decoded for its length."""
+        return ConstantColumn(len(self), 1)
+
+    @property
+    def items(self) -> ConstantColumn:
+        """Ones."""
+        return ConstantColumn(len(self), 1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageDataset:
+class ImageDataset(OneEach):
     """Images with a class each; implements ``distcore.Dataset``."""
 
     images: Images
@@ -41,16 +59,6 @@ class ImageDataset:
     """Change of each image before it enters a batch; ``None``: no change."""
     row_order: RowOrder | None = None
     """Order of the rows in an epoch; ``None``: the core's."""
-
-    @property
-    def lengths(self) -> ConstantColumn:
-        """Ones, because all images have the same size."""
-        return ConstantColumn(len(self), 1)
-
-    @property
-    def items(self) -> ConstantColumn:
-        """Ones, because each image is one item of the mean loss."""
-        return ConstantColumn(len(self), 1)
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore import ConstantColumn
 from distcore_data import ChosenRows
-from distcore_tasks.image_classification.dataset import Change, change_of
+from distcore_tasks.image_classification.dataset import Change, OneEach, change_of
 from distcore_tasks.image_classification.decoding import decode, resized
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.preprocessing import Preprocessing
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StreamedImages(StreamedDataset):
+class StreamedImages(OneEach, StreamedDataset):
     """Images with a class each."""
 
     source: str
@@ -37,16 +36,6 @@ class StreamedImages(StreamedDataset):
     """Preprocessing of pixels for the model."""
     change: Change | None = None
     """Change of each image before it enters a batch; ``None``: no change."""
-
-    @property
-    def lengths(self) -> ConstantColumn:
-        """Ones, because all images have the same size: none is decoded for its length."""
-        return ConstantColumn(len(self), 1)
-
-    @property
-    def items(self) -> ConstantColumn:
-        """Ones, because each image is one item of the mean loss."""
-        return ConstantColumn(len(self), 1)
 
     def row_length(self, row: Encoded) -> int:
         """Return 1."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore import ConstantColumn, DataError
+from distcore import DataError
 from distcore_data import find_split, read_records
 from distcore_tasks.image_classification.arrays import check_resizing
+from distcore_tasks.image_classification.dataset import OneEach
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.rows import Store, read_pixels
@@ -32,7 +33,7 @@ class StoredImage:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class UnlabeledImages:
+class UnlabeledImages(OneEach):
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     source: str
@@ -41,16 +42,6 @@ class UnlabeledImages:
     """The images, in order."""
     preprocessing: Preprocessing
     """Preprocessing of pixels for the model."""
-
-    @property
-    def lengths(self) -> ConstantColumn:
-        """Ones, because all images have the same size."""
-        return ConstantColumn(len(self), 1)
-
-    @property
-    def items(self) -> ConstantColumn:
-        """Ones."""
-        return ConstantColumn(len(self), 1)
 
     def __len__(self) -> int:
         """Return the number of images."""

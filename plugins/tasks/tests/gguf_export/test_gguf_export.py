@@ -56,6 +56,20 @@ def test_transformers_reads_the_weights_and_the_tokens_of_a_file(name: str, tmp_
     assert [ours(text).input_ids for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
 
 
+@pytest.mark.programs
+def test_norms_are_in_fp32_and_pieces_are_merged_by_their_numbers(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    model = AutoModelForCausalLM.from_pretrained(gguf_models.make("llama", tmp_path)).half()
+    write_gguf(tmp_path / "model.gguf", model, family_of(model), vocabulary_of(tmp_path, model.config.vocab_size))
+    read = gguf.GGUFReader(tmp_path / "model.gguf")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in read.tensors}
+    assert {kind for name, kind in kinds.items() if "norm" in name or name.endswith(".bias")} == {"F32"}
+    assert {kind for name, kind in kinds.items() if "norm" not in name and name.endswith(".weight")} == {"F16"}
+    scores = read.fields["tokenizer.ggml.scores"].contents()
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == model.config.vocab_size
+
+
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize("name", gguf_models.MODELS)

@@ -40,15 +40,10 @@ def plan_together(how: Launching, points: Sequence[Point], is_in_turn: bool = Fa
     plan_sweep = None if is_in_turn else getattr(how.launcher, "plan_sweep", None)
     plan = plan_sweep(specs) if plan_sweep else None
     if plan is None and not how.launcher.plan(specs[points[0].name]).waits:
-        why = "trials by tpe or with --prune wait for those before them" if is_in_turn else "its runs have to end"
-        raise ConfigError(
-            f"--sweep: {why}, and {shlex.join(how.flags)} does not wait for a run; "
-            + (
-                "give --sampler random, or start the sweep inside an allocation"
-                if is_in_turn
-                else "start each by itself"
-            )
-        )
+        way = "start each run by itself"
+        if is_in_turn:  # by tpe, or with --prune
+            way = "trials that depend on others cannot start; give --sampler random, or start this inside an allocation"
+        raise ConfigError(f"--sweep: {shlex.join(how.flags)} does not wait for the end of a run; {way}")
     return plan
 
 

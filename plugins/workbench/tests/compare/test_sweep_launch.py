@@ -65,8 +65,8 @@ def test_a_launcher_that_waits_starts_one_run_after_the_other(capfd: pytest.Capt
     [
         (
             "--launcher slurm --nproc 1",
-            "--sweep: trials by tpe or with --prune wait for those before them, and --launcher slurm --nproc 1 does "
-            "not wait for a run; give --sampler random, or start the sweep inside an allocation",
+            "--sweep: --launcher slurm --nproc 1 does not wait for the end of a run; trials that depend on others "
+            "cannot start; give --sampler random, or start this inside an allocation",
         ),
         (
             "--launcher slurm --sampler random",
@@ -74,8 +74,8 @@ def test_a_launcher_that_waits_starts_one_run_after_the_other(capfd: pytest.Capt
         ),
         (
             "--launcher kubernetes:job,image=i --nproc 1 --sampler random",
-            "--sweep: its runs have to end, and --launcher kubernetes:job,image=i --nproc 1 does not wait for a run; "
-            "start each by itself",
+            "--sweep: --launcher kubernetes:job,image=i --nproc 1 does not wait for the end of a run; start each "
+            "run by itself",
         ),
         ("--launcher ray:x --nproc 1 --sampler random", "--launcher ray:x: expected ray:HOST:PORT"),
     ],
