@@ -216,7 +216,7 @@ AT = r"; raised at script\.py:4\n"
         ),
         (
             "train(RunConfig(lora={'alpha': 8.0}))",
-            r"lora\.alpha = 8\.0: does nothing without a rank; give lora\.rank=NAME",
+            r"lora\.alpha = 8\.0: does nothing without a rank; give lora\.rank=8",
         ),
         ("train(RunConfig(resume='auto'))", "resume = 'auto': needs out, the folder of the run to continue"),
         ("Session(RunConfig(), 1, [])", "Session: model is a int; give a function that builds the model"),

@@ -37,7 +37,7 @@ def resolved(config: RunConfig) -> Mapping[str, Any]:
         return adapter_of(config).resolve(config)
     if changed := sorted(name for name, value in lora if value != getattr(LoRA(), name)):
         value = getattr(lora, changed[0])
-        raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=NAME")
+        raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --set lora.rank=8")
     return {}
 
 

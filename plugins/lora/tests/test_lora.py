@@ -180,7 +180,7 @@ def test_a_language_model_whose_files_have_no_head_is_refused(tmp_path: Path) ->
 
 REFUSED = {
     "--lora 0": "--lora '0': ",
-    "--set lora.alpha=8": "lora.alpha = 8.0: does nothing without a rank; give --lora NAME",
+    "--set lora.alpha=8": "lora.alpha = 8.0: does nothing without a rank; give --set lora.rank=8",
     "--lora 4 --set lora.dropout=1": "lora.dropout",
     "--lora 4 --set lora.targets=(": "lora.targets = '(': not a regular expression",
     "--lora 4 --set lora.targets=[]": "lora.targets = []: names no layer",
