@@ -47,7 +47,10 @@ def _convert(sources: list[Path], folder: Path) -> None:
     for source in sources:
         tensors = torch.load(source, map_location="cpu", mmap=True, weights_only=True)
         # A tied weight once: the model knows all its names.
-        own = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in reversed(tensors.items())}
+        own = {
+            (tensor.data_ptr(), tensor.shape, tensor.stride()): (name, tensor)
+            for name, tensor in reversed(tensors.items())
+        }
         target = folder / f"{source.stem}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in own.values()}, target, metadata={"format": "pt"})
         places |= dict.fromkeys((name for name, _ in own.values()), target.name)

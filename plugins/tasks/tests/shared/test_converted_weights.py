@@ -104,3 +104,12 @@ def test_a_cache_that_cannot_be_written_costs_slices_alone(folder: Path, monkeyp
     source = source_of(RunConfig(seed=0), make, folder)
     built = build_in_parts(source, "some", source.replay)
     assert not any(parameter.is_meta for parameter in built.model.parameters())
+
+
+def test_a_square_weight_and_its_transpose_in_one_storage_are_two(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    weight = torch.arange(9.0).view(3, 3)
+    torch.save({"first": weight, "turned": weight.T}, tmp_path / "pytorch_model.bin")
+    read = load_file(safetensors_folder(tmp_path) / "pytorch_model.safetensors")
+    assert torch.equal(read["first"], weight)
+    assert torch.equal(read["turned"], weight.T)
