@@ -21,7 +21,7 @@ def strict_json(value: object, indent: int | None = None) -> str:
 
 def unique_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError for a repeated key, because only one would count."""
-    return json.loads(text, object_pairs_hook=_unique)
+    return _UNIQUE.decode(text if isinstance(text, str) else text.decode())
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -31,6 +31,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for number, name in enumerate(names) if name in names[:number])
         raise ValueError(f"the key {twice!r} stands in one object twice")
     return tree
+
+
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)  # which json.loads would make anew for each row
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -58,10 +61,9 @@ def hold(file: Path) -> TextIO | None:
     for _ in range(3):  # somebody may be looking just now
         try:
             lock(held, shared=True)
+            return held
         except OSError:
             time.sleep(0.01)
-        else:
-            return held
     held.close()
     return None
 
@@ -71,10 +73,8 @@ def is_held(file: Path) -> bool:
     try:
         with file.open(encoding="utf-8") as tried:
             lock(tried)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
