@@ -143,6 +143,30 @@ def test_a_set_that_cannot_be_used_is_one_line_before_ranks_start(
     assert not (tmp_path / "run").exists()
 
 
+FOREIGN = {
+    CausalLM: Embedding,
+    Embedding: Seq2Seq,
+    MaskedLM: RewardModel,
+    Preference: CausalLM,
+    RewardModel: TextClassification,
+    Seq2Seq: TokenClassification,
+    TextClassification: Preference,
+    TokenClassification: MaskedLM,
+}
+"""Each task, and one of whose rows it makes nothing."""
+
+
+@pytest.mark.parametrize("task", FOREIGN, ids=lambda task: task.__name__)
+def test_no_task_says_that_a_set_may_have_the_metrics_of_another(task: type[Any], tmp_path: Path) -> None:
+    train, easy, _ = written(tmp_path, TASKS[task]).values()
+    hard = tmp_path / "of_another.jsonl"
+    hard.write_text("".join(json.dumps(TASKS[FOREIGN[task]](number)) + "\n" for number in range(5)))
+    with pytest.raises(
+        DataError, match=r"evaluation set hard: data file .*of_another\.jsonl.* (no column|none of the columns) "
+    ):
+        task(data=train, eval_data={"easy": easy, "hard": str(hard)}).prepare(RunConfig())
+
+
 def test_a_set_of_another_form_is_refused_by_name(tmp_path: Path) -> None:
     train, easy, _ = written(tmp_path, TASKS[CausalLM]).values()
     (tmp_path / "texts.jsonl").write_text('{"text": "number 1"}\n')
