@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,15 @@ from distcore_data import (
     source_digest,
     source_name,
 )
-from distcore_tasks.image_classification.decoding import check_images, check_pillow, valid_images
+from distcore_tasks.image_classification.decoding import CHUNK, check_images, check_pillow, valid_images
 from distcore_tasks.image_classification.options import Columns
-from distcore_tasks.image_classification.rows import Blob, Images
+from distcore_tasks.image_classification.rows import Blob, Given, Images
 from distcore_tasks.shared.classification.labels import label_problem
 
 FORMAT = 3
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 BAD_ROWS = "bad_rows.json"
 """File of a cache entry with a line for each image that was passed over."""
-COPIED = "the cache copies the images of"
-"""What remote files are refused for that are more than it holds."""
 
 
 def open_rows(source: Source, columns: Columns, most_bad_rows: int) -> Images:
@@ -62,12 +61,39 @@ def open_unlabeled(source: Source, columns: Columns) -> Blob:
     key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
 
     def copy(folder: Path) -> None:
-        _rows(source).check_room(COPIED, "predict some files at a time")
         records = numbered_records(source, {"columns.image": columns.image})
         with skipping(0) as bad:
             _write_images(source, ((number, image, None) for number, (image,) in records), folder, bad)
 
     return _blob(cached_folder("images", key[:40], copy), source)
+
+
+def checked_images(
+    source: Source, columns: Columns, others: Mapping[str, str]
+) -> Iterator[tuple[Given, int, tuple[object, ...]]]:
+    """Yield each image, its number and its values in ``others``, in order; after a pass in which all are decoded.
+
+    Copies none: remote files are fetched ahead, and make room. Raises DataError as ``open_rows`` does.
+    """
+    check_pillow(source_name(source))
+    asked = {"columns.image": columns.image}
+    key = hashlib.sha256(json.dumps([FORMAT, "checked", source_digest(source), columns.image]).encode()).hexdigest()
+
+    def check(_: Path) -> None:
+        records, rows = numbered_records(source, asked, lambda record: image_problem(record[0])), _rows(source)
+        while some := [*islice(records, CHUNK)]:
+            images = [image_bytes(image) for _, (image,) in some]
+            for place, problem in check_images(len(some), images.__getitem__)[1].items():
+                raise rows.problem(some[place][0], problem)
+
+    cached_folder("images", key[:40], check)
+    for number, (image, *values) in numbered_records(source, asked | dict(others)):
+        yield Given(str(source), image_bytes(image)), number, tuple(values)
+
+
+def have_room(source: Source) -> bool:
+    """Return True unless remote files are more than the cache holds."""
+    return _rows(source).have_room
 
 
 def _rows(source: Source) -> IndexedRows:
@@ -118,7 +144,7 @@ def image_bytes(image: object) -> bytes:
 def _copy(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -> None:
     """Write images, labels and digests to the new cache entry ``folder``."""
     labels: list[object] = []
-    _rows(source).check_room(COPIED, "--stream true reads them as they come")
+    _rows(source).check_room("the cache copies the images of", "--stream true reads them as they come")
 
     def images() -> Iterator[tuple[int, object, str | None]]:
         for number, image, label, problem in labeled(source, columns):

@@ -74,7 +74,10 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     trained = None if options.from_scratch else _read_pretrained(options)
 
     def rows_of(source: str) -> Source:
-        return open_source(source, options.columns, options.filter, options.skip_bad_rows, stream=options.stream)
+        is_held_out = source in options.held_out.values()
+        return open_source(
+            source, options.columns, options.filter, options.skip_bad_rows, stream=options.stream, if_large=is_held_out
+        )
 
     images = rows_of(options.data)
     preprocessing = trained or Preprocessing(size=_size(options, images))
@@ -127,7 +130,7 @@ def _dataset(part: LabeledPart[Source], preprocessing: Preprocessing) -> ImageDa
     if isinstance(part.rows, NumberedImages):
         return streamed_dataset(part.rows, part.numbers, part.labels, preprocessing)
     assert isinstance(part.numbers, np.ndarray)
-    return image_dataset(part.rows, part.numbers, part.labels, preprocessing)
+    return image_dataset(part.rows, part.numbers, part.labels[:], preprocessing)
 
 
 def _bounds(options: ImageOptions, rows_of: Callable[[str], Source], rows: ImageDataset | StreamedImages) -> list[int]:
@@ -190,5 +193,5 @@ def _warnings(
     sources = {"data": parts["train"][0], "eval_data": evaluation}
     stored = (source for source, _ in parts.values() if isinstance(source, Images))
     yield from dict.fromkeys(line for source in stored for line in source.warnings)
-    for source, line in check_classes(sources["data"], rows.labels, classes, options.eval_data is not None):
+    for source, line in check_classes(sources["data"], rows.labels[:], classes, options.eval_data is not None):
         yield f"{sources[source].name}: {line}"

@@ -132,6 +132,22 @@ class InFile:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Given(InFile):
+    """An image that was just read, whose number in the file is that of its row; implements ``Store``."""
+
+    content: bytes
+    """The encoded image."""
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+        """Decode the image."""
+        return resized(decode(self.content), size, resample)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Blob(InFile):
     """Encoded images, concatenated in one memory-mapped file; implements ``Store``."""
 

@@ -22,18 +22,25 @@ KNOWN = f"a folder of images, {', '.join(FILES)}, .npz, or a folder of {' or '.j
 
 
 def open_source(
-    source: str, columns: Columns, rows: Filter = ALL, most_bad_rows: int = 0, *, stream: bool = False
+    source: str,
+    columns: Columns,
+    rows: Filter = ALL,
+    most_bad_rows: int = 0,
+    *,
+    stream: bool = False,
+    if_large: bool = False,
 ) -> Images | NumberedImages:
     """Return the images of ``source`` that ``rows`` keeps. Raises DataError, one line.
 
     Decodes each once, but none of a ``stream`` unless at most ``most_bad_rows`` that cannot be read are passed over.
+    ``if_large``: remote files that the cache does not hold are a stream, too.
     """
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED, rows)
     if isinstance(path, Path) and (images := _image_folders(path)):
         return folders.open_folder(images, most_bad_rows, decodes=not stream or most_bad_rows > 0)
-    if has_columns(path) and stream:
+    if has_columns(path) and (stream or (if_large and not encoded.have_room(path))):
         return open_stream(path, columns, most_bad_rows)
     if has_columns(path):
         return encoded.open_rows(path, columns, most_bad_rows)

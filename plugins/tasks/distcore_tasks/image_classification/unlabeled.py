@@ -13,6 +13,7 @@ from distcore import DataError
 from distcore_data import find_split, read_records
 from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.dataset import OneEach
+from distcore_tasks.image_classification.encoded import checked_images, have_room
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.rows import Store, read_pixels
@@ -62,9 +63,12 @@ class UnlabeledImages(OneEach):
 def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
     """Yield each image with its values in the columns ``others``, after decoding all images once.
 
-    Folders of images and arrays have no columns. Raises DataError, also for ``others`` of a folder or an array.
+    Remote images that the cache does not hold are fetched as they come. Folders of images and arrays have no columns.
+    Raises DataError, also for ``others`` of a folder or an array.
     """
     opened = find_split(str(source)) or source
+    if has_columns(opened) and not have_room(opened):
+        return ((StoredImage(image, row), *values) for image, row, values in checked_images(opened, columns, others))
     store = open_unlabeled(opened, columns)
     images = (StoredImage(store, row) for row in range(len(store)))
     if not others:

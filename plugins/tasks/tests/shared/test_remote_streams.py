@@ -180,7 +180,7 @@ def test_a_full_shuffle_of_more_than_the_cache_is_refused(size: int, monkeypatch
 
 
 @pytest.mark.programs
-def test_remote_images_that_are_stored_are_refused_if_the_cache_does_not_hold_them(
+def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, size = streamed_images(tmp_path, monkeypatch)
@@ -190,11 +190,37 @@ def test_remote_images_that_are_stored_are_refused_if_the_cache_does_not_hold_th
         ImageClassification(data=data).prepare(RunConfig())
     limit = f"{7 * size}; --stream true reads them as they come, or raise {room.LIMIT}"
     assert str(error.value) == f"{what} {limit}"
-    with pytest.raises(DataError) as error:
-        list(ImageClassification().open_rows(Path(data), {}))
-    assert str(error.value) == f"{what} {7 * size}; predict some files at a time, or raise {room.LIMIT}"
-    assert not list(tmp_path.rglob("images.bin"))
+    few = str(
+        shards.tar(tmp_path / "few.tar", [{"png": encoded(pixels(row, 4)), "cls": b"%d" % row} for row in (0, 1)])
+    )
+    held: Any = ImageClassification(data=few, eval_data=data).prepare(RunConfig()).evaluation
+    asked: list[Any] = [record for (record,) in ImageClassification().open_rows(Path(data), {})]
+    assert not list(tmp_path.rglob("images.bin")) or len(list(tmp_path.rglob("images.bin"))) == 1  # of the few
+    assert sum(copy.stat().st_size for copy in room.copies_folder().rglob("*.tar")) <= 7 * size
     monkeypatch.setenv(room.LIMIT, str(12 * size))
     ImageClassification(data=data).prepare(RunConfig())
+    stored: Any = ImageClassification(data=few, eval_data=data).prepare(RunConfig()).evaluation
+    copied: list[Any] = [record for (record,) in ImageClassification().open_rows(Path(data), {})]
+    rows = np.arange(FILES * ROWS)
+    for name, values in stored.batch(rows).items():
+        assert held.batch(rows)[name].tolist() == values.tolist()
+    assert [*held.origins()] == [*stored.origins()]
+    for one, other in zip(asked, copied, strict=True):
+        assert one.store.origin(one.row) == other.store.origin(other.row)
+        assert one.store.pixels(one.row, 8, 2).tolist() == other.store.pixels(other.row, 8, 2).tolist()
     monkeypatch.setenv(room.LIMIT, str(7 * size))
     assert len(ImageClassification(data=data).prepare(RunConfig()).train) > 0  # the copies are there
+
+
+@pytest.mark.programs
+def test_an_image_that_is_none_is_named_before_any_is_predicted(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(room.LIMIT, "4000")
+    for file in range(3):
+        rows = [{"png": b"none" if (file, row) == (1, 2) else encoded(pixels(row, 4))} for row in range(4)]
+        content = shards.tar(tmp_path / "images.tar", rows).read_bytes()
+        fsspec.filesystem("memory").pipe(f"/damaged/{file}.tar", content)
+    monkeypatch.setenv(room.LIMIT, str(2 * len(content)))
+    with pytest.raises(DataError, match=r"data file memory://damaged/1\.tar, row 3: is no image that Pillow knows"):
+        next(ImageClassification().open_rows(Path("memory://damaged/*.tar"), {}))
