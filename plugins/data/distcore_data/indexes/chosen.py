@@ -20,9 +20,11 @@ class ChosenRows:
     def __init__(self, bits: np.ndarray) -> None:
         """``bits``: that of a chosen row is 1, the first one of a byte is its highest; uint8."""
         self.bits = bits
-        padded = np.zeros(-(-len(bits) // BLOCK) * BLOCK, np.uint8)
-        padded[: len(bits)] = ONES[bits]
-        self._ends = np.cumsum([0, *padded.reshape(-1, BLOCK).sum(1, dtype=np.int64)])
+        counts = [np.zeros(1, np.int64)]
+        for start in range(0, len(bits), AT_ONCE * BLOCK // 8):
+            ones = ONES[bits[start : start + AT_ONCE * BLOCK // 8]]
+            counts.append(np.add.reduceat(ones, np.arange(0, len(ones), BLOCK), dtype=np.int64))
+        self._ends = np.cumsum(np.concatenate(counts))
 
     @classmethod
     def of(cls, rows: int, numbers: Iterable[int] | np.ndarray) -> ChosenRows:
@@ -48,6 +50,11 @@ class ChosenRows:
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
         """Return the numbers at ``places``, from 0, both int64 ``(n,)``."""
         blocks = np.searchsorted(self._ends, places, "right") - 1
+        first, last = (int(blocks.min()), int(blocks.max())) if len(places) else (0, 0)
+        if (last - first) * BLOCK <= 2 * len(places):  # most bits between are looked at
+            inside = np.flatnonzero(np.unpackbits(self.bits[first * BLOCK : (last + 1) * BLOCK]))
+            near: np.ndarray = first * BLOCK * 8 + inside[places - self._ends[first]]
+            return near
         numbers = np.empty(len(places), np.int64)
         for block in np.unique(blocks).tolist():
             here = blocks == block

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from distcore import DataError
 from distcore_data import (
     ChosenRows,
@@ -27,10 +25,11 @@ from distcore_data import (
 from distcore_tasks.image_classification.decoding import CHUNK, check_images, check_pillow, decode
 from distcore_tasks.image_classification.encoded import BAD_ROWS, image_bytes, image_problem, labeled
 from distcore_tasks.image_classification.options import Columns
-from distcore_tasks.shared.arrays import map_array
+from distcore_tasks.shared.arrays import ArrayFile, array_blocks
 from distcore_tasks.shared.classification.coded import CodedLabels, LabelCoder
 from distcore_tasks.shared.classification.labels import row_places
 from distcore_tasks.shared.schema import Schema
+from distcore_tasks.shared.stored_arrays import open_array
 from distcore_tasks.shared.streams.values import NumberedValues, numbered_values, open_values, save_values
 
 FORMAT = 1
@@ -54,7 +53,7 @@ class NumberedImages:
     values: NumberedValues[bytes]
     """The encoded images."""
     content: str
-    """Digest of the source."""
+    """Digest of the source, and the column of the labels."""
     bad_rows: tuple[str, ...] = ()
     """A line for each image that was passed over."""
 
@@ -86,11 +85,11 @@ def open_stream(source: Source, columns: Columns, most_bad_rows: int) -> Numbere
         name=name,
         source=str(source),
         labels=CodedLabels(
-            codes=map_array(folder / CODES),
+            codes=open_array(folder / CODES),
             names=json.loads((folder / NAMES).read_text(encoding="utf-8")),
         ),
         values=values,
-        content=content,
+        content=f"{content} {columns.label}",
         bad_rows=tuple(json.loads((folder / BAD_ROWS).read_text(encoding="utf-8"))),
     )
 
@@ -131,7 +130,9 @@ def _write(source: Source, columns: Columns, most_bad_rows: int, folder: Path) -
     values = numbered_values(source, schema_of(columns), None if is_all else chosen)
     _check_first(values)
     save_values(values, folder / "rows")
-    np.save(folder / CODES, labels.codes)
+    with ArrayFile(folder / CODES, labels.codes.dtype) as file:
+        for block in array_blocks(labels.codes):
+            file.add(block)
     (folder / NAMES).write_text(json.dumps(labels.names, ensure_ascii=False), encoding="utf-8")
     (folder / BAD_ROWS).write_text(json.dumps([*bad.problems], ensure_ascii=False), encoding="utf-8")
 

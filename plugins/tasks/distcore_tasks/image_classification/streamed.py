@@ -16,8 +16,10 @@ from distcore_tasks.image_classification.decoding import decode, resized
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.stream_sources import NumberedImages
-from distcore_tasks.shared.arrays import digest_arrays, narrowest
+from distcore_tasks.shared.arrays import digest_arrays
+from distcore_tasks.shared.classification.coded import CodedTargets
 from distcore_tasks.shared.splits import Refuse
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.shared.streams.datasets import Encoded, EncodedRows, StreamedDataset
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ class StreamedImages(OneEach, StreamedDataset):
 
     source: str
     """Name of the source in predictions."""
-    labels: np.ndarray
-    """Class of each, of the ``narrowest`` type, ``(rows,)``."""
+    labels: Entries
+    """Class of each, int64 ``(rows,)``."""
     preprocessing: Preprocessing
     """Preprocessing of pixels for the model."""
     change: Change | None = None
@@ -54,7 +56,7 @@ class StreamedImages(OneEach, StreamedDataset):
         if self.change:
             images = [self.change(image, row) for image, row in zip(images, indices.tolist(), strict=True)]
         pixels = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
-        labels = torch.from_numpy(self.labels[indices].astype(np.int64))
+        labels = torch.from_numpy(self.labels[indices])
         return {"pixel_values": self.preprocessing.values(pixels), "labels": labels}
 
     def origins(self) -> Iterator[dict[str, object]]:
@@ -78,19 +80,21 @@ class AugmentedStream(StreamedImages):
 
 
 def streamed_dataset(
-    images: NumberedImages, numbers: np.ndarray | ChosenRows, labels: np.ndarray, preprocessing: Preprocessing
+    images: NumberedImages, numbers: np.ndarray | ChosenRows, labels: Entries, preprocessing: Preprocessing
 ) -> StreamedImages:
     """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the class of each row."""
     values = images.values
     if len(numbers) < len(images):
         values = values.only([numbers] if isinstance(numbers, np.ndarray) else numbers.blocks())
     chosen = None if values.chosen is None else hashlib.sha256(values.chosen.bits.data).hexdigest()
-    facts = [images.content, *values.schema.columns.values(), chosen, digest_arrays(labels, widen=True)]
+    # The source tells which of these targets a row has.
+    classes = digest_arrays(labels.targets if isinstance(labels, CodedTargets) else labels)
+    facts = [images.content, *values.schema.columns.values(), chosen, classes]
     return StreamedImages(
         rows=EncodedRows(values, partial(_decoded, preprocessing.size, preprocessing.resample)),
         content=hashlib.sha256(repr(facts).encode()).hexdigest(),
         source=images.source,
-        labels=narrowest(labels),
+        labels=labels,
         preprocessing=preprocessing,
     )
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from distcore import DataError
-from distcore_data import cache_root
+from distcore_tasks.shared.stored_arrays import Entries
 
 BLOCK = 2**18
 """Entries of an array that are looked at in one go."""
@@ -56,24 +54,7 @@ def map_array(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def mapped(blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return ``blocks`` one after the other: in a file without a name, on the disk of the cache, mapped into memory."""
-    first, rows = np.empty(0, np.uint8), 0
-    try:
-        cache_root().mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=cache_root()) as file:
-            for block in blocks:
-                first, rows = block[:0], rows + len(block)
-                file.write(np.ascontiguousarray(block).data)
-            file.flush()
-            shape = (rows, *first.shape[1:])
-            return np.asarray(np.memmap(file, first.dtype, "r", shape=shape)) if rows else first
-    except OSError as error:
-        hint = "set DISTCORE_CACHE to a folder that can be written"
-        raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from None
-
-
-def count_numbers(numbers: np.ndarray, least: int = 0) -> np.ndarray:
+def count_numbers(numbers: Entries, least: int = 0) -> np.ndarray:
     """Return how often each number from 0 on is there, int64, for ``least`` of them or more."""
     counts = np.zeros(least, np.int64)
     for block in array_blocks(numbers):
@@ -83,19 +64,12 @@ def count_numbers(numbers: np.ndarray, least: int = 0) -> np.ndarray:
     return counts
 
 
-def narrowest(numbers: np.ndarray) -> np.ndarray:
-    """Return int64 from 0 on in the smallest type that holds them, and anything else as it is."""
-    if numbers.dtype != np.int64 or numbers.min(initial=0) < 0:
-        return numbers
-    return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
-
-
-def array_blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+def array_blocks(array: Entries) -> Iterator[np.ndarray]:
     """Yield an array in parts of at most ``BLOCK`` entries of its first dimension."""
     return (array[start : start + BLOCK] for start in range(0, len(array), BLOCK))
 
 
-def digest_arrays(*arrays: np.ndarray, widen: bool = False) -> str:
+def digest_arrays(*arrays: Entries, widen: bool = False) -> str:
     """Return the SHA-256 over all entries, little-endian: the same on every machine.
 
     ``widen``: integers count as int64 and floats as float32, whatever their dtype.

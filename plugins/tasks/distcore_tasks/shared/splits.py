@@ -16,6 +16,7 @@ from distcore_tasks.shared.arrays import BLOCK, array_blocks
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.sources import naming
+from distcore_tasks.shared.stored_arrays import Entries
 
 
 class SourceRows(Protocol):
@@ -120,7 +121,7 @@ def _split(rows: R, fraction: float, seed: int) -> Iterator[Part[R]]:
 
 
 def split_rows(
-    name: str, rows: int, fraction: float, seed: int, classes: np.ndarray | None = None
+    name: str, rows: int, fraction: float, seed: int, classes: Entries | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split row numbers into training and evaluation: two ascending int64 arrays.
 
@@ -132,7 +133,7 @@ def split_rows(
     return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)
 
 
-def evaluation_rows(name: str, rows: int, fraction: float, seed: int, classes: np.ndarray | None = None) -> np.ndarray:
+def evaluation_rows(name: str, rows: int, fraction: float, seed: int, classes: Entries | None = None) -> np.ndarray:
     """Return the evaluation rows of ``split_rows`` or, of very many, the first ones of a computed order.
 
     Training then keeps the first row of each class of the source. Memory is for these rows alone.
@@ -155,7 +156,7 @@ def without(rows: int, numbers: np.ndarray) -> Iterator[np.ndarray]:
         yield np.delete(np.arange(start, end), numbers[first:last] - start)
 
 
-def _drawn(name: str, rows: int, fraction: float, seed: int, classes: np.ndarray | None) -> np.ndarray:
+def _drawn(name: str, rows: int, fraction: float, seed: int, classes: Entries | None) -> np.ndarray:
     """Return True for each evaluation row, ``(rows,)``."""
     if rows < 2:
         raise DataError(f"{name}: holds one row, so none is left for evaluation; give --eval-data a file")
@@ -164,7 +165,8 @@ def _drawn(name: str, rows: int, fraction: float, seed: int, classes: np.ndarray
     # Training keeps the last row in this random order or, with classes, the first row of each.
     kept: np.ndarray = np.array([rows - 1])
     if classes is not None:
-        kept = _first_of_each(classes[block] for block in array_blocks(order))
+        few = classes[:]
+        kept = _first_of_each(few[block] for block in array_blocks(order))
     if len(kept) == rows:
         raise _none_left(name, rows)
     count = max(1, round(fraction * rows))
@@ -176,12 +178,16 @@ def _drawn(name: str, rows: int, fraction: float, seed: int, classes: np.ndarray
 
 def _first_of_each(classes: Iterable[np.ndarray]) -> np.ndarray:
     """Return the place of the first row of each class, int64, ascending."""
-    first, start = dict[int, int](), 0
+    seen, firsts, start = np.zeros(1, bool), list[int](), 0
     for block in classes:
-        for number, place in zip(*np.unique(block, return_index=True), strict=True):
-            first.setdefault(int(number), start + int(place))
+        seen = np.append(seen, np.zeros(max(0, int(block.max()) + 1 - len(seen)), bool))
+        places = np.flatnonzero(~seen[block])
+        if len(places):
+            _, new = np.unique(block[places], return_index=True)
+            firsts += (places[new] + start).tolist()
+            seen[block] = True
         start += len(block)
-    return np.array(sorted(first.values()), np.int64)
+    return np.sort(np.array(firsts, np.int64))
 
 
 def _none_left(name: str, rows: int) -> DataError:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 T = TypeVar("T")
-CACHED = CachedDatasets(kind="tokens", version=11, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tokens", version=12, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     else:
         placed = {"sources": source_bounds(options, lambda source: _rows(source, options), sample)}
     facts |= {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
-    judged = next(part.labels for name, part in parts.items() if name.startswith("evaluation"))
+    judged = next(part.labels[:] for name, part in parts.items() if name.startswith("evaluation"))
     return tokenizer, {
         "labels": labels,
         "type_pad": tokenizer.pad_token_type_id,
@@ -132,7 +132,7 @@ def _write_part(
     encoded = encode_all(tokenizer, picked(rows.texts, chosen), _picked(rows.seconds, chosen), options)
     numbers = np.fromiter(map(rows.number, chosen.tolist()), np.int64, len(chosen))
     ids = _picked(rows.ids, chosen)
-    lengths, cut = write_tokens(folder, encoded, part.labels, numbers, None if ids is None else [*ids])
+    lengths, cut = write_tokens(folder, encoded, part.labels[:], numbers, None if ids is None else [*ids])
     return {
         "rows": len(lengths),
         **options.problem.facts(part.labels),

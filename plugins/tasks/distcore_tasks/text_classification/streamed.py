@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore_tasks.shared.arrays import digest_arrays, map_array, narrowest
+from distcore_data import ChosenRows
 from distcore_tasks.shared.cache import Entry
+from distcore_tasks.shared.classification.coded import open_targets, save_targets
 from distcore_tasks.shared.classification.parts import LabeledPart
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.splits import Refuse
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.shared.streams.datasets import (
     Encoded,
     EncodedColumn,
@@ -33,35 +35,29 @@ from distcore_tasks.text_classification.rows import LabeledTexts, schema_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-LABELS = "labels.npy"
-"""File with the encoded label of each training row."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedTexts(StreamedRows):
     """Texts with labels."""
 
-    labels: np.ndarray
-    """Label of each row, encoded by the task's ``Problem``, shape ``(rows, …)``; classes of the ``narrowest`` type."""
+    labels: Entries
+    """Label of each row, encoded by the task's ``Problem``, ``(rows, …)``."""
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``TokenDataset`` does."""
-        labels = self.labels[indices]
-        labels = labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind == "u" else labels
-        rows: TokenDataset = replace(self.stored(self.rows.at(indices)), labels=labels)
+        rows: TokenDataset = replace(self.stored(self.rows.at(indices)), labels=self.labels[indices])
         return rows.batch(np.arange(len(indices)))
 
 
 def save_stream(folder: Path, part: LabeledPart[LabeledTexts], tokenizer: Any, options: TextOptions) -> dict[str, Any]:
     """Write which rows are trained on, and their labels, to the new ``folder``. Return a part of the entry's record."""
-    rows, numbers = part.rows, part.numbers
-    assert rows.records
-    assert isinstance(rows.records.values, NumberedValues)
-    # Rows that are told by bits are all records; of others the bad ones were passed over.
-    chosen = [np.asarray(rows.kept, np.int64)[numbers]] if isinstance(numbers, np.ndarray) else numbers.blocks()
-    train = rows.records.values.only(chosen)
+    records = part.rows.records
+    assert records
+    assert isinstance(records.values, NumberedValues)
+    assert isinstance(part.numbers, ChosenRows)
+    train = records.values.only(part.numbers.blocks())
     save_values(train, folder)
-    np.save(folder / LABELS, narrowest(part.labels))
+    save_targets(folder, part.labels)
     named = [Path(source).expanduser() for source in mixed_sources(options)]
     sources = train.bounds(named) if named else []
     lengths = EncodedColumn(EncodedRows(train, partial(_encode, options, tokenizer)), _length)
@@ -70,13 +66,13 @@ def save_stream(folder: Path, part: LabeledPart[LabeledTexts], tokenizer: Any, o
 
 def open_streamed(entry: Entry, options: TextOptions, padding: Mapping[str, Any]) -> StreamedTexts:
     """Return the training rows of a cache entry."""
-    labels = map_array(entry.folder / "train" / LABELS)
+    labels, digest = open_targets(entry.folder / "train")
     streaming = Streaming(
         schema=schema_of(options.used_columns),
         make_tokenizer=lambda train: None,
         encode=partial(_encode, options),
         length=_length,
-        settings=[options.max_seq_len, digest_arrays(labels, widen=True)],
+        settings=[options.max_seq_len, digest],
     )
     rows, content = open_stream(entry, options, streaming)
     return StreamedTexts(rows=rows, content=content, stored=partial(_stored, padding), labels=labels)

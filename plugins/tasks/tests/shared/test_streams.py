@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from distcore import ConfigError, DataError, RunConfig, launch, train
-from distcore_data import IndexedRows, MixedRows
+from distcore_data import IndexedRows, MixedRows, skipping
 from distcore_data.formats.row_limit import LIMIT
 from distcore_data.orders.mixtures import shares_of
 from distcore_tasks.causal_lm.task import CausalLM
@@ -23,10 +23,12 @@ from distcore_tasks.preference.task import Preference
 from distcore_tasks.reward_model.task import RewardModel
 from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.shared import splits
-from distcore_tasks.shared.arrays import narrowest
 from distcore_tasks.shared.options import Filter, Order
+from distcore_tasks.shared.stored_arrays import StoredArray
 from distcore_tasks.shared.streams import values
 from distcore_tasks.text_classification.options import Columns as TextColumns
+from distcore_tasks.text_classification.problems import PROBLEMS
+from distcore_tasks.text_classification.stream_sources import stream_rows
 from distcore_tasks.text_classification.task import TextClassification
 from distcore_tasks.token_classification.task import TokenClassification
 
@@ -128,14 +130,32 @@ SOME: dict[str, dict[str, Any]] = {
 }
 
 
-def test_of_streamed_texts_a_class_takes_one_byte(tmp_path: Path) -> None:
+def test_of_streamed_texts_a_class_takes_one_byte_of_a_file(tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl", [ROWS["labels"](n) for n in range(90)]))
     train: Any = TextClassification(data=data, stream=True).prepare(RunConfig()).train
-    assert train.labels.nbytes == len(train)
-    for most, size in ((255, 1), (256, 2), (2**16, 4)):
-        assert narrowest(np.array([0, most])).itemsize == size
-    for kept in (np.array([0.5, 1]), np.array([-1, 3])):
-        assert narrowest(kept) is kept
+    assert train.labels.codes.dtype == np.uint8
+    assert train.labels.codes.file.stat().st_size == train.labels.codes.start + len(train)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_numbers_of_a_stream_are_in_a_file_without_those_that_are_none(name: str, tmp_path: Path) -> None:
+    labels = [str(n / 8) if n % 700 else "none" for n in range(2100)]
+    texts = {
+        "rows.jsonl": "".join(
+            json.dumps({"text": "red", "label": n if n == "none" else float(n)}) + "\n" for n in labels
+        ),
+        "rows.csv": "text,label\n" + "".join(f"red,{label}\n" for label in labels),
+    }
+    (tmp_path / name).write_text(texts[name])
+    read = partial(stream_rows, tmp_path / name, TextColumns(), PROBLEMS["regression"])
+    with pytest.raises(DataError, match=r"row 1: label is a string \('none'\), expected a number"):
+        read(0)
+    with skipping(3) as bad:
+        rows = read(3)
+    assert len(bad.problems) == 3
+    assert isinstance(rows.labels, StoredArray)
+    assert rows.labels[:].tolist() == [n / 8 for n in range(2100) if n % 700]
+    assert [rows.number(place) for place in (0, 698, 699, 2096)] == [1, 699, 701, 2099]
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["fraction", "eval_data"])

@@ -5,20 +5,26 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 import numpy as np
 
-from distcore_data import cache_root
-from distcore_tasks.shared.arrays import BLOCK, array_blocks, count_numbers, mapped
+from distcore_data import ChosenRows, cache_root
+from distcore_tasks.shared.arrays import BLOCK, ArrayFile, array_blocks, count_numbers, digest_arrays
+from distcore_tasks.shared.jagged import read_content, write_content
+from distcore_tasks.shared.stored_arrays import Entries, StoredArray, open_array, stored
+
+LABELS, TARGETS = "labels.npy", "targets.npy"
+"""Files with the number of each row's target, and with the targets; or with the target of each row, and with none."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CodedLabels(Sequence[Any]):
     """Labels of very many rows, of which each distinct one is in memory once."""
 
-    codes: np.ndarray
+    codes: Entries
     """Place of the label of each row among ``names``, integers ``(rows,)``."""
     names: Sequence[Any]
     """The distinct labels, in the order of their first rows; some may have none."""
@@ -29,16 +35,35 @@ class CodedLabels(Sequence[Any]):
 
     def __getitem__(self, row: Any) -> Any:
         """Return the label of a row."""
-        return self.names[self.codes[row]]
+        return self.names[self.code(row)]
+
+    def code(self, row: int) -> int:
+        """Return the place of the label of a row among ``names``."""
+        return int(self.codes[row : row + 1][0])
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the label of each row."""
-        return map(self.names.__getitem__, self.codes)
+        return (self.names[code] for block in array_blocks(self.codes) for code in block.tolist())
 
     def counts(self) -> Iterator[tuple[Any, int]]:
         """Yield each label with the number of its rows, which is not 0."""
         counts = count_numbers(self.codes, len(self.names)).tolist()
         return ((name, count) for name, count in zip(self.names, counts, strict=True) if count)
+
+    def numbers(self, classes: Sequence[str]) -> np.ndarray:
+        """Return the class number of each distinct label, int64 ``(names,)``; 0 for one that no row has any more."""
+        numbers = {name: number for number, name in enumerate(classes)}
+        return np.array([numbers.get(str(name), 0) for name in self.names], np.int64)
+
+    def sets(self, classes: Sequence[str]) -> np.ndarray:
+        """Return 1 for each class of each distinct list of labels, uint8 ``(names, classes)``."""
+        numbers = {name: number for number, name in enumerate(classes)}
+        table = np.zeros((len(self.names), len(classes)), np.uint8)
+        for place, labels in enumerate(self.names):
+            for label in labels if isinstance(labels, list) else ():  # no row has others any more
+                if str(label) in numbers:
+                    table[place, numbers[str(label)]] = 1
+        return table
 
     def rows_of(self, codes: Collection[int]) -> Iterator[int]:
         """Yield the rows of some labels, ascending."""
@@ -47,18 +72,73 @@ class CodedLabels(Sequence[Any]):
         for block, start in zip(array_blocks(self.codes), range(0, len(self), BLOCK), strict=True):
             yield from (np.flatnonzero(asked[block]) + start).tolist()
 
-    def without(self, codes: Collection[int]) -> tuple[CodedLabels, Iterator[np.ndarray]]:
-        """Return the labels without some, and their rows, int64, some of them at a time."""
+    def without(self, codes: Collection[int]) -> tuple[CodedLabels, ChosenRows]:
+        """Return the labels without some, and their rows."""
         good = np.ones(len(self.names), bool)
         good[[*codes]] = False
         starts = range(0, len(self), BLOCK)
         rows = (np.flatnonzero(good[self.codes[start : start + BLOCK]]) + start for start in starts)
-        return CodedLabels(mapped(block[good[block]] for block in array_blocks(self.codes)), self.names), rows
+        chosen = ChosenRows.of_blocks(len(self), rows)
+        assert isinstance(self.codes, StoredArray)
+        return CodedLabels(self.codes.only(chosen), self.names), chosen
 
-    def encoded(self, numbers: Sequence[int]) -> np.ndarray:
-        """Return the number of each row, whose label has one of ``numbers``, of the narrowest type, ``(rows,)``."""
-        by_code = np.array(numbers, np.min_scalar_type(max(numbers, default=0)))
-        return mapped(by_code[block] for block in array_blocks(self.codes))
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CodedTargets:
+    """What labels are encoded as, which is in memory once for each distinct one; implements ``Entries``."""
+
+    codes: Entries
+    """Place of the target of each row, integers ``(rows,)``."""
+    targets: np.ndarray
+    """The targets: class numbers, int64 ``(codes,)``, or for several classes per row uint8 ``(codes, classes)``."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a target."""
+        return self.targets.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.targets.ndim
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.codes)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return the targets of rows, ``(n, …)``."""
+        targets: np.ndarray = self.targets[self.codes[rows]]
+        return targets
+
+    def only(self, rows: ChosenRows) -> CodedTargets:
+        """Return the targets of some rows of all."""
+        assert isinstance(self.codes, StoredArray)
+        return CodedTargets(self.codes.only(rows), self.targets)
+
+
+def save_targets(folder: Path, labels: Entries) -> None:
+    """Write encoded labels, and a digest of them, to ``folder``."""
+    codes = labels.codes if isinstance(labels, CodedTargets) else labels
+    with ArrayFile(folder / LABELS, codes.dtype) as file:
+        for block in array_blocks(codes):
+            file.add(block)
+    targets = labels.targets if isinstance(labels, CodedTargets) else np.empty(0)
+    np.save(folder / TARGETS, targets)
+    write_content(folder, digest_arrays(codes, targets))
+
+
+def open_targets(folder: Path) -> tuple[Entries, str]:
+    """Return the labels that ``save_targets`` wrote to ``folder``, and their digest."""
+    codes, targets = open_array(folder / LABELS), np.load(folder / TARGETS, allow_pickle=False)
+    return CodedTargets(codes, targets) if len(targets) else codes, read_content(folder)
+
+
+def distinct_targets(labels: Entries) -> tuple[np.ndarray, np.ndarray]:
+    """Return encoded labels, of which some may be equal, and the number of rows of each, int64; together all rows."""
+    if isinstance(labels, CodedTargets):
+        return labels.targets, count_numbers(labels.codes, len(labels.targets))
+    return labels[:], np.ones(len(labels), np.int64)
 
 
 class LabelCoder:
@@ -86,7 +166,7 @@ class LabelCoder:
         self._file.seek(0)
         kind = np.min_scalar_type(max(0, len(self._names) - 1))
         with self._file:
-            return CodedLabels(mapped(block.astype(kind) for block in self._blocks()), self._names)
+            return CodedLabels(stored(block.astype(kind) for block in self._blocks()), self._names)
 
     def _write(self) -> None:
         self._file.write(self._some.tobytes())

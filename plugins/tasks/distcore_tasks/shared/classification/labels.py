@@ -11,7 +11,8 @@ import numpy as np
 
 from distcore import DataError, nearest
 from distcore_data import describe_value, pass_over
-from distcore_tasks.shared.classification.coded import CodedLabels
+from distcore_tasks.shared.classification.coded import CodedLabels, CodedTargets
+from distcore_tasks.shared.stored_arrays import Entries
 
 
 class Labeled(Protocol):
@@ -165,9 +166,8 @@ def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, 
     return ((row, numbers[str(label)]) for row, label in each_label(rows))
 
 
-def encode_labels(rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-    """Return the class number of each row, int64, or of the narrowest type in a file, ``(rows,)``; each is a class."""
+def encode_labels(rows: Labeled, classes: Sequence[str]) -> Entries:
+    """Return the class number of each row, int64 ``(rows,)``; each is a class."""
     if isinstance(rows.labels, CodedLabels):
-        numbers = {name: number for number, name in enumerate(classes)}
-        return rows.labels.encoded([numbers.get(str(name), 0) for name in rows.labels.names])
+        return CodedTargets(rows.labels.codes, rows.labels.numbers(classes))
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))

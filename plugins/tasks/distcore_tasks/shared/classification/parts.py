@@ -9,12 +9,12 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from distcore_data import ChosenRows
-from distcore_tasks.shared.arrays import mapped
-from distcore_tasks.shared.classification.coded import CodedLabels
+from distcore_tasks.shared.classification.coded import CodedTargets
 from distcore_tasks.shared.classification.labels import Labeled, known_labels
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.sources import naming
 from distcore_tasks.shared.splits import evaluation_rows, split_rows, without
+from distcore_tasks.shared.stored_arrays import Entries, StoredArray
 
 R = TypeVar("R", bound=Labeled)
 NONE = np.empty(0, np.int64)
@@ -28,14 +28,14 @@ class LabeledPart(Generic[R]):
     """All rows of the source."""
     numbers: np.ndarray | ChosenRows
     """Numbers of this part's rows, ascending, from 0: int64, or a bit for each of very many."""
-    labels: np.ndarray
+    labels: Entries
     """Encoded labels of this part's rows."""
 
 
 def split_parts(
     rows: R,
     classes: Sequence[str],
-    encode: Callable[[Labeled], np.ndarray],
+    encode: Callable[[Labeled], Entries],
     options: TaskOptions,
     seed: int,
     read: Callable[[str], R],
@@ -45,20 +45,19 @@ def split_parts(
     ``rows`` are those of the training source, and have all ``classes``; ``read`` opens another source, whose rows with
     other labels are bad rows. ``encode`` returns labels as an array. If they are class numbers, ``(rows,)``, training
     keeps a row of each class. Without ``test_data`` there is no ``test``, and the evaluation rows serve as test rows.
-    Of labels in a file those for training are in one, too. Raises DataError.
+    Of labels in a file those for training stay there. Raises DataError.
     """
     labels = encode(rows)
-    is_coded = isinstance(rows.labels, CodedLabels)
     if options.eval_data is None:
         split = rows.name, len(rows), options.eval_fraction, seed, _strata(labels)
-        if is_coded:
+        if isinstance(labels, StoredArray | CodedTargets):
             evaluation = evaluation_rows(*split)
             yield "train", _many(rows, labels, evaluation)
         else:
             train, evaluation = split_rows(*split)
             yield "train", LabeledPart(rows, train, labels[train])
-        yield "evaluation", LabeledPart(rows, evaluation, _widened(labels[evaluation]))
-    elif is_coded:
+        yield "evaluation", LabeledPart(rows, evaluation, labels[evaluation])
+    elif isinstance(labels, StoredArray | CodedTargets):
         yield "train", _many(rows, labels, NONE)
     else:
         yield "train", LabeledPart(rows, np.arange(len(rows)), labels)
@@ -66,20 +65,16 @@ def split_parts(
         with naming(name):
             others = read(source)
             known = known_labels(others, classes)
-        yield name, LabeledPart(others, known.numbers, _widened(encode(known)))
+        yield name, LabeledPart(others, known.numbers, encode(known)[:])
 
 
-def _many(rows: R, labels: np.ndarray, others: np.ndarray) -> LabeledPart[R]:
+def _many(rows: R, labels: StoredArray | CodedTargets, others: np.ndarray) -> LabeledPart[R]:
     """Return all rows but ``others``."""
     numbers = ChosenRows.of_blocks(len(rows), without(len(rows), others))
-    return LabeledPart(rows, numbers, mapped(labels[block] for block in without(len(rows), others)))
+    return LabeledPart(rows, numbers, labels.only(numbers))
 
 
-def _widened(labels: np.ndarray) -> np.ndarray:
-    """Return class numbers as int64, and other labels as they are."""
-    return labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind == "u" else labels
-
-
-def _strata(labels: np.ndarray) -> np.ndarray:
+def _strata(labels: Entries) -> Entries:
     """Return class numbers unchanged, and zeros for other labels, which makes one class of all rows."""
-    return labels if labels.ndim == 1 and labels.dtype.kind in "iu" else np.zeros(len(labels), np.uint8)
+    is_class = labels.ndim == 1 and labels.dtype.kind == "i"
+    return labels if is_class else np.broadcast_to(np.int64(0), len(labels))  # which takes no memory

@@ -11,6 +11,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import ChosenRows, Filtered, IndexedRows, Source, choose_rows, source_name
+from distcore_tasks.shared.arrays import map_array
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.splits import evaluation_rows, without
 
@@ -110,7 +111,7 @@ def choose_values(source: Source, schema: Schema[T], most_bad_rows: int) -> Numb
 def open_values(source: Source, schema: Schema[T], folder: Path) -> NumberedValues[T]:
     """Return values that ``save_values`` saved to ``folder``."""
     file = folder / CHOSEN
-    chosen = ChosenRows(np.load(file, allow_pickle=False)) if file.is_file() else None
+    chosen = ChosenRows(map_array(file)) if file.is_file() else None
     return numbered_values(source, schema, chosen)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from distcore import Direction
 from distcore_tasks.shared.classification.labels import Labeled
+from distcore_tasks.shared.stored_arrays import Entries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,11 +39,11 @@ class Problem(Protocol):
         """
         ...
 
-    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
         """Return the target of each row, ``(rows, …)``; each label is a class."""
         ...
 
-    def facts(self, labels: np.ndarray) -> dict[str, object]:
+    def facts(self, labels: Entries) -> dict[str, object]:
         """Return the facts about encoded labels for the report, as JSON values."""
         ...
 

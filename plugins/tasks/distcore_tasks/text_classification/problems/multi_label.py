@@ -10,8 +10,10 @@ import numpy as np
 from distcore import Direction
 from distcore_data import describe_value
 from distcore_tasks.shared.classification.checks import check_classes
+from distcore_tasks.shared.classification.coded import CodedLabels, CodedTargets, distinct_targets
 from distcore_tasks.shared.classification.labels import Labeled, class_numbers, distinct_labels, label_problem
 from distcore_tasks.shared.classification.predictions import answer_lines, best_scored, scores_of
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:
@@ -48,18 +50,21 @@ class MultiLabel:
         """Return the distinct labels, sorted."""
         return distinct_labels(rows)
 
-    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
         """Return 1 for each class of each row, uint8 ``(rows, classes)``."""
+        if isinstance(rows.labels, CodedLabels):
+            return CodedTargets(rows.labels.codes, rows.labels.sets(classes))
         table = np.zeros((len(rows), len(classes)), np.uint8)
         for row, number in class_numbers(rows, classes):
             table[row, number] = 1
         return table
 
-    def facts(self, labels: np.ndarray) -> dict[str, object]:
+    def facts(self, labels: Entries) -> dict[str, object]:
         """Return the share of rows with the most frequent set of labels, and the mean number of labels of a row."""
+        sets, rows = distinct_targets(labels)
         return {
-            "majority_share": round(_largest_share(labels), 4),
-            "mean_labels": round(float(labels.sum(axis=1).mean()), 2),
+            "majority_share": round(_largest_share(sets, rows), 4),
+            "mean_labels": round(float(sets.sum(axis=1) @ rows) / len(labels), 2),
         }
 
     def warnings(
@@ -102,7 +107,7 @@ class MultiLabel:
             "micro_f1": float(metrics.f1_score(*both, average="micro", zero_division=0)),
             "macro_f1": float(metrics.f1_score(*both, average="macro", zero_division=0)),
             "subset_accuracy": (label == prediction).all(dim=1).sum().item() / rows,
-            "majority_accuracy": _largest_share(label.cpu().numpy()),
+            "majority_accuracy": _largest_share(label.cpu().numpy(), np.ones(rows)),
             "classification_report": metrics.classification_report(
                 *both, target_names=list(classes), digits=4, zero_division=0
             ),
@@ -127,10 +132,10 @@ def _row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(dim=1)
 
 
-def _largest_share(labels: np.ndarray) -> float:
-    """Return the share of the most frequent set of labels."""
-    _, counts = np.unique(labels, axis=0, return_counts=True)
-    return float(counts.max() / len(labels))
+def _largest_share(sets: np.ndarray, rows: np.ndarray) -> float:
+    """Return the share of the most frequent of some sets of labels, each with its number of ``rows``."""
+    _, places = np.unique(sets, axis=0, return_inverse=True)
+    return float(np.bincount(places.reshape(-1), rows).max() / rows.sum())
 
 
 def _duplicate(labels: list[Any]) -> str | None:

@@ -12,8 +12,10 @@ import numpy as np
 
 from distcore import DataError, Direction
 from distcore_data import describe_value
+from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.classification.labels import Labeled
 from distcore_tasks.shared.classification.predictions import answer_lines
+from distcore_tasks.shared.stored_arrays import Entries, StoredArray
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:
@@ -41,21 +43,22 @@ class Regression:
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return an empty list. Raises DataError if all rows have the same number."""
-        if len(set(rows.labels)) < 2:
-            problem = f"all {len(rows)} rows have the label {rows.labels[0]!r}: there is nothing to learn"
+        numbers = self.encode(rows, ())
+        first = numbers[:1]
+        if all((block == first).all() for block in array_blocks(numbers)):
+            problem = f"all {len(rows)} rows have the label {first[0]:g}: there is nothing to learn"
             raise DataError(f"{rows.name}: {problem}")
         return []
 
-    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
         """Return the numbers, fp32 ``(rows,)``."""
-        return np.asarray(rows.labels, np.float32)
+        return rows.labels if isinstance(rows.labels, StoredArray) else np.asarray(rows.labels, np.float32)
 
-    def facts(self, labels: np.ndarray) -> dict[str, object]:
+    def facts(self, labels: Entries) -> dict[str, object]:
         """Return mean and standard deviation of the labels."""
-        return {
-            "mean_label": float(labels.mean(dtype=np.float64)),
-            "std_label": round(float(labels.std(dtype=np.float64)), 4),
-        }
+        mean = sum(float(block.sum(dtype=np.float64)) for block in array_blocks(labels)) / len(labels)
+        squares = sum(float(np.square(block - np.float64(mean)).sum()) for block in array_blocks(labels))
+        return {"mean_label": mean, "std_label": round(math.sqrt(squares / len(labels)), 4)}
 
     def warnings(
         self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool

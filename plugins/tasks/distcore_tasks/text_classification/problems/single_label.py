@@ -17,6 +17,7 @@ from distcore_tasks.shared.classification.labels import (
     label_problem,
 )
 from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class SingleLabel:
             raise rows.problem(0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}")
         return distinct
 
-    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> Entries:
         """Return the result of ``encode_labels``."""
         return encode_labels(rows, classes)
 
-    def facts(self, labels: np.ndarray) -> dict[str, object]:
+    def facts(self, labels: Entries) -> dict[str, object]:
         """Return the share of the most frequent class."""
         return {"majority_share": round(float(count_numbers(labels).max() / len(labels)), 4)}
 
