@@ -1,4 +1,4 @@
-"""Room for copies of remote files: all copies together are bounded, whatever processes of a machine fetch them.
+"""Room for copies of files: all copies together are bounded, whatever processes of a machine fetch or make them.
 
 Those that were not read for the longest time make room.
 """
@@ -52,7 +52,8 @@ def copies() -> Iterator[tuple[Path, tuple[float, int]]]:
     for file in copies_folder().rglob("[!.]*"):
         with suppress(FileNotFoundError):  # another process makes room
             if file.is_file() and file.name != INDEX:
-                yield file, (file.stat().st_mtime, file.stat().st_size)
+                stat = file.stat()
+                yield file, (max(stat.st_atime, stat.st_mtime), stat.st_size)
 
 
 def drafts() -> Iterator[int]:
@@ -98,28 +99,31 @@ def _counted() -> int:
     return sum(size for _, (_, size) in copies()) + sum(drafts())
 
 
-def reserve(copy: Path, size: int) -> None:
-    """Take room for a copy, and begin its draft. Waits for what others fetch if nothing else can make room."""
-    while not _is_reserved(copy, size):
+def reserve(copy: Path, size: int, has: int = 0) -> None:
+    """Take room for a copy, which ``has`` some already, and begin its draft or make it longer.
+
+    Waits for what others fetch if nothing else can make room.
+    """
+    while not _is_reserved(copy, size, has):
         time.sleep(WAIT)
 
 
-def _is_reserved(copy: Path, size: int) -> bool:
+def _is_reserved(copy: Path, size: int, has: int = 0) -> bool:
     """Return False if there is no room, but will be; what this process itself holds is no reason to wait."""
     most, is_waiting = most_copied(), False
     with taken() as total:
-        if total.bytes + size > most:
-            fetched = sum(drafts())
+        if total.bytes + size - has > most:
+            fetched = sum(drafts()) - has
             there = sorted(copies(), key=lambda one: one[1])
-            total.bytes = fetched + sum(other for _, (_, other) in there)
+            total.bytes = has + fetched + sum(other for _, (_, other) in there)
             for one, (_, other) in there:
-                if total.bytes + size > most and one not in HELD:
+                if total.bytes + size - has > most and one not in HELD:
                     one.unlink(missing_ok=True)
                     total.bytes -= other
-            is_waiting = total.bytes + size > most and fetched > 0
+            is_waiting = total.bytes + size - has > most and fetched > 0
         if not is_waiting:
-            total.bytes += size
-            with draft_of(copy).open("wb") as draft:
+            total.bytes += size - has
+            with draft_of(copy).open("ab") as draft:
                 draft.truncate(size)
     for forget in ON_REMOVAL:
         forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pieces, "LARGE", LARGE)
     pieces._copied.cache_clear()
-    monkeypatch.setattr(pieces, "_OPENED", set())
+    monkeypatch.setattr(room, "HELD", Counter())
 
 
 def written(file: Path, texts: Any = None, group: int = ROWS) -> Path:
@@ -41,7 +42,7 @@ def written(file: Path, texts: Any = None, group: int = ROWS) -> Path:
 
 
 def copies(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache/pieces").glob("*.arrow"))
+    return sorted((tmp_path / "cache/remote/pieces").glob("[!.]*.arrow"))
 
 
 @pytest.mark.parametrize("group", [ROWS, 3000, LARGE])
@@ -128,16 +129,53 @@ def test_copies_are_bounded_and_those_of_other_runs_make_room(tmp_path: Path, mo
     with pytest.raises(DataError, match=r"the copies of a run take more than .* bytes; raise DISTCORE_REMOTE_BYTES"):
         IndexedRows(two, ASKED)[[0]]
     assert copies(tmp_path) == [copy]
-    pieces._OPENED.clear()  # as in another run
+    room.HELD.clear()  # as in another run
     assert IndexedRows(two, ASKED)[[0]] == [("b.parquet" * 20, 0)]
     assert len(copies(tmp_path)) == 1
     assert copies(tmp_path) != [copy]
-    pieces._OPENED.clear()
+    room.HELD.clear()
     assert first[[4999]] == [("a.parquet" * 20, 4999 % 7)], "made again"
     assert copies(tmp_path) == [copy]
     monkeypatch.setenv(room.LIMIT, str(copy.stat().st_size * 5 // 2))
     IndexedRows(two, ASKED)[[0]]
-    pieces._OPENED.remove(next(other for other in copies(tmp_path) if other != copy))
+    del room.HELD[next(other for other in copies(tmp_path) if other != copy)]
     IndexedRows(written(tmp_path / "c.parquet", ["c.parquet" * 20] * ROWS), ASKED)[[0]]
     assert len(copies(tmp_path)) == 2
     assert copy in copies(tmp_path), "it is older, but read"
+
+
+def test_copies_and_remote_files_have_one_room_which_counts_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    IndexedRows(written(tmp_path / "a.parquet"), ASKED)[[0]]
+    [copy], taken = copies(tmp_path), tmp_path / "cache/remote" / room.TAKEN
+    size = copy.stat().st_size
+    assert taken.read_text() == str(size)
+    remote = tmp_path / "cache/remote/version/rows.txt"
+    remote.parent.mkdir()
+    room.HELD.clear()
+    monkeypatch.setenv(room.LIMIT, str(size + 999))
+    room.reserve(remote, 1000)
+    room.draft_of(remote).rename(remote)
+    assert not copies(tmp_path), "it made room"
+    monkeypatch.setenv(room.LIMIT, str(size * 2))
+    seen, write = list[int](), pieces._reserve
+
+    def reserved(made: Path, size: int, has: int) -> int:
+        size = write(made, size, has)
+        seen.append(int(taken.read_text()) - room.draft_of(made).stat().st_size)
+        return size
+
+    monkeypatch.setattr(pieces, "_reserve", reserved)
+    IndexedRows(tmp_path / "a.parquet", ASKED)[[0]]
+    assert copies(tmp_path) == [copy]
+    assert len(seen) > 1
+    assert set(seen) == {1000}, "what the remote file takes"
+    assert taken.read_text() == str(size + 1000)
+    pieces._copied.cache_clear()
+    copy.unlink()
+    room.HELD.clear()
+    monkeypatch.setenv(room.LIMIT, str(size // 2))
+    with pytest.raises(DataError, match=r"the copies of a run take more than .* bytes"):
+        IndexedRows(tmp_path / "a.parquet", ASKED)[[0]]
+    assert not [file for file in copy.parent.iterdir() if file.suffix != room.LOCK]

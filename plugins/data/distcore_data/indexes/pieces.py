@@ -1,7 +1,7 @@
 """Parquet files with large row groups, copied once to the cache as Arrow batches, which are read by number.
 
-To read a row of a Parquet file, its row group is decoded up to it. A copy has the columns that are asked for. All
-copies together are bounded: those that were not opened for the longest time make room.
+To read a row of a Parquet file, its row group is decoded up to it. A copy has the columns that are asked for. It takes
+``room`` as copies of remote files do: those that were not opened for the longest time make room.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.cache import byte_setting, cache_root
+from distcore_data import room
+from distcore_data.cache import cache_root
 from distcore_data.formats.arrow_columns import DECODED_ROWS
 from distcore_data.formats.columns import Columns, RowError
 from distcore_data.formats.parquet_rows import parquet_batches
 from distcore_data.formats.places import Place
 from distcore_data.indexes.entries import FileIndex
-from distcore_data.room import BYTES, LIMIT
 
 LARGE = 2**14
 """Rows of a group from which on a file is copied."""
@@ -60,14 +60,15 @@ def _copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Pa
     from filelock import FileLock
 
     key = sha256(repr((digest, sorted({name for _, name in columns}))).encode()).hexdigest()[:40]
-    copy = cache_root() / "pieces" / f"{key}.arrow"
+    copy = _folder() / f"{key}.arrow"
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{copy}.lock"):
+        draft = room.draft_of(copy)
+        with FileLock(draft.with_name(f"{draft.name}{room.LOCK}")):
             if not copy.is_file():
                 _write(copy, parquet_batches(file, dict(columns)))
             os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
-            _OPENED.add(copy)
+            room.HELD[copy] = 1  # as long as this process is there
     except RowError:  # the reader says so, of the rows of this group alone
         return None
     except OSError as error:
@@ -76,24 +77,19 @@ def _copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Pa
     return copy
 
 
-_OPENED = set[Path]()
-"""Copies that this process reads."""
+def _folder() -> Path:
+    return room.copies_folder() / "pieces"
 
 
-def _make_room(draft: Path) -> None:
-    """Remove copies until there is room for one more. Raises DataError if only those are left that are read."""
-    others = {copy: copy.stat() for copy in draft.parent.glob("[!.]*.arrow") if copy not in _OPENED}
-    mine = sum(copy.stat().st_size for copy in _OPENED if copy.is_file())
-    limit = byte_setting(LIMIT, BYTES)
-    left = limit - draft.stat().st_size - mine
-    if left < 0:
+def _reserve(copy: Path, size: int, has: int) -> int:
+    """Take room for so many bytes of a copy, and return them. Raises DataError if this process reads too many."""
+    mine = sum(one.stat().st_size for one in [*room.HELD] if one.parent == copy.parent and one.is_file())
+    limit = room.most_copied()
+    if mine + size > limit:
         what = f"row groups of more than {LARGE} rows are copied, and the copies of a run take more than {limit} bytes"
-        raise DataError(f"cache folder {cache_root()}: {what}; raise {LIMIT}, or write smaller groups")
-    left -= sum(stat.st_size for stat in others.values())
-    for copy in sorted(others, key=lambda copy: others[copy].st_atime):
-        if left < 0:
-            copy.unlink(missing_ok=True)
-            left += others[copy].st_size
+        raise DataError(f"cache folder {cache_root()}: {what}; raise {room.LIMIT}, or write smaller groups")
+    room.reserve(copy, size, has)
+    return size
 
 
 def asked(columns: Columns) -> tuple[tuple[str, str], ...]:
@@ -104,24 +100,29 @@ def asked(columns: Columns) -> tuple[tuple[str, str], ...]:
 def _write(copy: Path, batches: Iterable[Any]) -> None:
     """Write a draft of batches of ``DECODED_ROWS`` rows, of which one is in memory, and rename it."""
     import pyarrow as pa
-    from filelock import FileLock
 
-    draft, writer = copy.with_name(f".{copy.name}-{os.getpid()}"), None
+    draft, taken, writer = room.draft_of(copy), 0, None
+    draft.touch()
     try:
-        left: list[Any] = []
-        for batch in batches:
-            writer = writer or pa.ipc.new_file(str(draft), batch.schema)
-            table = pa.Table.from_batches([*left, batch])
-            whole = len(table) // DECODED_ROWS * DECODED_ROWS
-            for start in range(0, whole, DECODED_ROWS):
-                writer.write_table(table.slice(start, DECODED_ROWS).combine_chunks())
-            left = table.slice(whole).to_batches()
-        if writer:
+        with draft.open("r+b") as file:
+            left: list[Any] = []
+            for batch in batches:
+                writer = writer or pa.ipc.new_file(file, batch.schema)
+                table = pa.Table.from_batches([*left, batch])
+                whole = len(table) // DECODED_ROWS * DECODED_ROWS
+                taken = _reserve(copy, max(taken, file.tell() + table.nbytes), taken)
+                for start in range(0, whole, DECODED_ROWS):
+                    writer.write_table(table.slice(start, DECODED_ROWS).combine_chunks())
+                left = table.slice(whole).to_batches()
+            if not writer:
+                return
             if left:
                 writer.write_table(pa.Table.from_batches(left).combine_chunks())
             writer.close()
-            with FileLock(copy.with_name(".room.lock")):
-                _make_room(draft)
-                draft.rename(copy)
+            taken = _reserve(copy, file.tell(), taken)
+        draft.rename(copy)
+        taken = 0
     finally:
         draft.unlink(missing_ok=True)
+        if taken:
+            room.give_back(taken)
