@@ -55,7 +55,8 @@ class RemoteFile:
     def own_url(self) -> str:
         """The URL of this file, which may be one of those in a folder that the user named."""
         scheme = self.url.partition("://")[0]
-        return self.name if "://" in self.name else f"{scheme}://{self.name.lstrip('/')}"
+        root = "/" if scheme == "file" else ""
+        return self.name if "://" in self.name else f"{scheme}://{root}{self.name.lstrip('/')}"
 
 
 REMOTE: dict[Path, RemoteFile] = {}

@@ -83,6 +83,8 @@ def test_a_list_file_may_name_urls(tmp_path: Path) -> None:
 def test_messages_name_the_url() -> None:
     assert source_name(SOURCE) == "data file memory://bucket/rows.jsonl"
     assert remote.url_of(Path("file:///bucket/rows.jsonl")) == "file:///bucket/rows.jsonl"
+    assert fetching.RemoteFile(None, "/bucket/rows.jsonl", "file:///bucket", 0).own_url == "file:///bucket/rows.jsonl"
+    assert fetching.RemoteFile(None, "/bucket/rows.jsonl", "memory://bucket", 0).own_url == "memory://bucket/rows.jsonl"
     assert remote.url_of("s3:/bucket/rows.jsonl") == "s3://bucket/rows.jsonl"
     assert [remote.url_of(path) for path in ("rows.jsonl", "/data/rows:1.jsonl", "C:/rows", "a:b/c")] == [None] * 4
 

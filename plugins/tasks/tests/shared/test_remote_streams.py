@@ -14,6 +14,7 @@ import shard_cases as shards
 from image_cases import encoded, pixels
 
 from distcore import DataError, RunConfig
+from distcore.cli.main import main
 from distcore.plugin.batching.sampling import training_plan
 from distcore_data import WindowedRows, fetching, remote, room
 from distcore_data.indexes import rows as indexed
@@ -210,6 +211,37 @@ def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
         assert one.store.pixels(one.row, 8, 2).tolist() == other.store.pixels(other.row, 8, 2).tolist()
     monkeypatch.setenv(room.LIMIT, str(7 * size))
     assert len(ImageClassification(data=data).prepare(RunConfig()).train) > 0  # the copies are there
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_predict_and_evaluate_remote_images_as_those_of_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    for file in range(FILES):
+        (tmp_path / f"{file + 10}.tar").write_bytes(content := images(file, tmp_path))
+    monkeypatch.setenv(room.LIMIT, str(5 * len(content) // 2))
+    flags = ["--device", "cpu", "--max-steps", "2", "--global-batch-size", "8", "--out", str(tmp_path / "run")]
+    assert main(["train", "--task", "image-classification", "--data", str(tmp_path / "10.tar"), *flags]) == 0
+    told, lines = list[str](), list[list[dict[str, Any]]]()
+    for number, (scheme, ranks) in enumerate([("", "1"), ("file://", "1"), ("file://", "2")]):
+        data, out = f"{scheme}{tmp_path}/1?.tar", tmp_path / f"{number}.jsonl"
+        some = ["--data", data, "--nproc", ranks, "--strategy", "ddp"]
+        assert main(["predict", str(tmp_path / "run"), *some, "--out", str(out)]) == 0
+        lines.append([json.loads(line) | {"file": ""} for line in out.read_text().splitlines()])
+        capfd.readouterr()
+        assert main(["eval", str(tmp_path / "run"), *some]) == 0
+        told += [line for line in capfd.readouterr().out.splitlines() if "evaluated" in line]
+    for line, *others in zip(*lines, strict=True):
+        for other in others:
+            assert other.pop("scores") == pytest.approx(line["scores"], abs=2e-6)
+            assert other == {key: value for key, value in line.items() if key != "scores"}
+    assert len(lines[0]) == 10 * ROWS
+    assert len(told) == 3
+    assert len({*told}) == 1
+    assert sum(copy.stat().st_size for copy in room.copies_folder().rglob("*.tar")) <= 5 * len(content) // 2
 
 
 @pytest.mark.programs
