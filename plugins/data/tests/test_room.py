@@ -121,3 +121,15 @@ def test_room_is_made_by_the_oldest_that_is_not_read_or_waited_for(
         assert not room._is_reserved(cache / "version/large", 6), "what comes will be a copy, which can be dropped"
         assert [copy.is_file() for copy in (held, new)] == [True, False]
     assert room._is_reserved(cache / "version/large", 6)
+
+
+def test_a_copy_that_grows_does_not_wait_for_itself(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "version").mkdir(parents=True)
+    coming = cache / "version/coming"
+    monkeypatch.setenv(room.LIMIT, "5")
+    with FileLock(cache / "version/.coming.lock"):
+        room.reserve(coming, 5)
+        assert room._is_reserved(coming, 7, 5)
+        assert not room._is_reserved(cache / "version/other", 1), "it waits for what comes"
+    assert room.draft_of(coming).stat().st_size == 7
+    assert (cache / ".taken").read_text() == "7"
