@@ -52,7 +52,7 @@ def unlabeled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) ->
     """Return the texts of ``rows``. Raises DataError with file and row for an invalid text."""
     names = columns_of(options.used_columns, labeled=False)
     for number, record in enumerate(rows.records, rows.start):
-        if problem := record_problem(dict(zip(names, record, strict=True))):
+        if problem := record_problem(names, record):
             raise row_error(f"data file {rows.file}", number, problem)
     lengths = np.fromiter((sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records))
     items = ConstantColumn(len(lengths), 1)
