@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -120,7 +121,8 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     run.model.eval()
-    with autocast_for(run.config, run.capabilities, run.world):
+    eager = nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
+    with eager, autocast_for(run.config, run.capabilities, run.world):  # code for some rows alone would be wasted
         losses = task.row_losses(run.model, batch)
     run.model.train()
     return losses.float()

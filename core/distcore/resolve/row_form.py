@@ -76,16 +76,11 @@ def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None
     bound = BoundTask.of(task)
     if not bound.computes_padding_free:
         return f"task {config.task!r} has no form without padding"
-    if config.compile != "off":
-        return f"with compile = {config.compile!r} each step would be compiled anew"
+    if config.compile == "on":
+        return "with compile = 'on' each step would be compiled anew, with 'regions' it would not"
     if declared.ranks_per_shard > 1:
         return f"strategy {config.strategy!r} computes a row on several ranks"
     return bound.why_not_padding_free()
-
-
-def has_both(task: Task) -> bool:
-    """Return True if the model of a task can compute rows with and without padding."""
-    return BoundTask.of(task).why_not_padding_free() is None
 
 
 def with_form(config: RunConfig, padded: bool) -> RunConfig:

@@ -19,12 +19,16 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 """torch's kernels for nested tensors. A CPU only has the last one, without ``is_causal``."""
 
 
-def register() -> None:
-    """Register the attention with transformers as ``NAME``. Without a ``TokenSequence`` it falls back to ``sdpa``."""
+def register(compiled: bool) -> None:
+    """Register the attention with transformers as ``NAME``. Without a ``TokenSequence`` it falls back to ``sdpa``.
+
+    ``compiled``: layers are compiled. Their code then ends before attention and goes on after it, because the sizes of
+    groups change with each batch.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(NAME, torch.compiler.disable(attend) if compiled else attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 

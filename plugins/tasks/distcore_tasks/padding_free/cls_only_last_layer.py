@@ -23,11 +23,14 @@ def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
     """
     is_distilled = getattr(encoder.config, "model_type", None) == "distilbert"
     *_, last = encoder.get_submodule("transformer.layer" if is_distilled else "encoder.layer").children()
-    # On the instance: other layers keep their class's forward, and ``del`` brings this layer's back.
+    compiled = vars(last).get("forward")
+    # On the instance: other layers keep their class's forward.
     vars(last)["forward"] = MethodType(_distilbert if is_distilled else _bert, last)
 
     def undo() -> None:
         del vars(last)["forward"]
+        if compiled:
+            vars(last)["forward"] = compiled
 
     return undo
 

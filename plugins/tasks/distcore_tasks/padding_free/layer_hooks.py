@@ -25,7 +25,8 @@ def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[],
     """
     from transformers import PreTrainedModel
 
-    register()
+    compiled = any("forward" in vars(module) for module in model.modules())
+    register(compiled)
     whole: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     kind, before = whole.config.model_type, whole.config._attn_implementation
     layers = _encoder(whole) if kind in RELATIVE else whole.base_model
@@ -45,7 +46,8 @@ def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[],
     ]
     if kind in RELATIVE:
         biased = (module for module in layers.modules() if getattr(module, "has_relative_attention_bias", False))
-        hooks += [module.register_forward_pre_hook(_add_bias, with_kwargs=True) for module in biased]
+        add_bias = torch.compiler.disable(_add_bias) if compiled else _add_bias
+        hooks += [module.register_forward_pre_hook(add_bias, with_kwargs=True) for module in biased]
 
     compute_all = compute_first_only(layers) if read == "first" else None
 

@@ -110,6 +110,16 @@ def test_a_broken_pooling_is_found_before_the_first_step(
     assert losses(rows, "auto") == losses(rows, "off")
 
 
+@pytest.mark.slow
+def test_a_run_by_a_real_compiler_is_padding_free_and_has_the_losses_of_an_eager_one(rows: Path) -> None:
+    report = run(rows, "compiled", compile="regions")
+    assert report["padding_free"]["on"]
+    assert yaml.safe_load((rows.parent / "compiled/config.yaml").read_text())["padding_free"] == "on"
+    run(rows, "eager")
+    assert losses(rows, "compiled") == pytest.approx(losses(rows, "eager"), rel=1e-5)
+    assert report["compile"]["compilations"] > 0
+
+
 def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
     given = resolve(given).config
     task = tasks.of(given)
@@ -131,10 +141,10 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
 
 
 def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
-    on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "regions"})
+    on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "on"})
     task = tasks.of(on)
     with pytest.raises(
-        ConfigError, match=r"^padding_free = 'on': with compile = 'regions' each step would be compiled anew"
+        ConfigError, match=r"^padding_free = 'on': with compile = 'on' each step would be compiled anew, "
     ):
         choose_form(on, ONE, task, task.prepare(on))
     own = RunConfig(padding_free="on", task="object:Problem")
