@@ -28,7 +28,7 @@ def register(compiled: bool) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, torch.compiler.disable(attend) if compiled else attend)
+    AttentionInterface.register(NAME, torch.compiler.disable(attend) if compiled else attend)  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 

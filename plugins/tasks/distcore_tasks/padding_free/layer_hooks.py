@@ -46,7 +46,7 @@ def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[],
     ]
     if kind in RELATIVE:
         biased = (module for module in layers.modules() if getattr(module, "has_relative_attention_bias", False))
-        add_bias = torch.compiler.disable(_add_bias) if compiled else _add_bias
+        add_bias = torch.compiler.disable(_add_bias) if compiled else _add_bias  # type: ignore[no-untyped-call]
         hooks += [module.register_forward_pre_hook(add_bias, with_kwargs=True) for module in biased]
 
     compute_all = compute_first_only(layers) if read == "first" else None
