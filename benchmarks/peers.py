@@ -1,23 +1,25 @@
 """Compare distcore with other libraries, each at the best settings that its pages name, one thread per process.
 
-    python benchmarks/peers.py --data emotion.json [--job rows|lm] [--precision fp32|bf16] [--nproc 1|2]
-                               [--model bert-small] [--steps 53] [--rounds 3] [--python PYTHON]
+    python benchmarks/peers.py --data emotion.json [--job rows|lm|mlm|seq2seq|images] [--precision fp32|bf16]
+                               [--nproc 1|2] [--model NAME] [--steps 53] [--rounds 3] [--search [30]] [--python PYTHON]
 
-Needs the dependency group ``peers``; ``--python`` is an interpreter that has it, if not this one. In each round every
-library trains once, in rotating order, on the same rows. Bounds are of CPU seconds per 1,000 rows, summed over ranks:
-other work on the machine changes them less than the seconds on the clock, which are shown beside them. The first 3
-steps do not count. Those left should be whole windows of 50 steps, in which rows are grouped by length: the HF Trainer
-begins each with its longest rows, so a part of one is to its disadvantage.
+``--python`` is an interpreter with the dependency group ``peers``, if this one has it not; distcore itself runs in this
+one. In each round every library trains once, in rotating order, on the same rows. Bounds are of CPU seconds per 1,000
+rows, summed over ranks and the processes that they start: other work on the machine changes them less than the seconds
+on the clock, which are shown beside them. The first 3 steps do not count. Those left should be whole windows of 50
+steps, in which rows are grouped by length: the HF Trainer begins each with its longest rows, so a part of one is to its
+disadvantage.
 
-``rows`` is the job of benchmarks/seed_job.py (benchmarks/native/peer_job.py): a loop by hand, the HF Trainer with its
-defaults and with ``train_sampling_strategy="group_by_length"``, Lightning, Accelerate, and distcore with its defaults
-and with ``--preset fast``. ``lm`` is a causal language model on prompts and completions of unlike lengths, made of the
-texts (benchmarks/native/lm_job.py), in one process: a loop by hand, TRL's SFTTrainer without recomputing activations:
-plain, with groups of like length, and with packing.
+``rows`` fine-tunes a BERT on texts, ``mlm`` pretrains one on passages of 1 to 6 texts, ``seq2seq`` trains a T5,
+``images`` a residual network on images in memory, without augmentation. ``lm`` is a causal language model on prompts
+and completions of unlike lengths; its clock runs over one epoch, because packing changes the number of steps. Beside a
+loop by hand there are the HF Trainer, Lightning and Accelerate, or for ``lm`` TRL's SFTTrainer (benchmarks/peer_runs).
 
-Bounds: for rows the defaults are 3 times as fast as the HF Trainer's, and as fast as its groups; the preset is 1.1
-times as fast as the best peer, in bf16 1.25 times. For a language model the better of the two is 1.1 times as fast as
-the best peer.
+``--search MINUTES`` first tries the flags that each library documents for speed, and compares with the fastest.
+
+Bounds: for rows in fp32 the defaults are 3 times as fast as the HF Trainer's, and as fast as its groups; in bf16 the
+preset is 1.25 times as fast as the best peer, and the defaults as fast as the HF Trainer's groups. Everywhere else the
+better of the two is 1.1 times as fast as the best peer.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
@@ -34,29 +35,29 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import seed_job
+RUNS = Path(__file__).parent / "peer_runs"
+sys.path.append(str(RUNS))
+import make  # noqa: E402
+from search import GROUPED, Flags, search  # noqa: E402
 
-KINDS = {
-    "rows": ("by-hand", "trainer", "trainer-grouped", "lightning", "accelerate", "distcore", "distcore-fast"),
-    "lm": ("by-hand", "trl", "trl-grouped", "trl-packed", "distcore", "distcore-fast"),
-}
-"""The compared programs of each job."""
-NEW_HEAD = (
-    "import pathlib, sys; sys.path.insert(0, {folder!r}); import seed_job; seed_job.save_with_new_head({names}, 0)"
-)
-SCRIPTS = {"rows": "peer_job.py", "lm": "lm_job.py"}
+ALL = ("by-hand", "trainer", "lightning", "accelerate")
+LIBRARIES = {"rows": ALL, "lm": ("by-hand", "trl"), "mlm": ALL, "seq2seq": ALL, "images": ALL}
+"""The other libraries of each job."""
+LIMIT = 300.0
+"""Seconds of one run in a search."""
 
 
 def main() -> int:
     """Run the rounds and print the table; return 0 if the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
-    parser.add_argument("--job", choices=KINDS, default="rows")
+    parser.add_argument("--job", choices=LIBRARIES, default="rows")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--nproc", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--model", help="a built-in model or a folder (default: bert-small, llama-mini)")
+    parser.add_argument("--model", help="a built-in model")
     parser.add_argument("--steps", type=int, default=53)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--search", type=float, nargs="?", const=30.0, metavar="MINUTES", help="try flags (30)")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the libraries")
     arguments = parser.parse_args()
     if arguments.job == "lm" and arguments.nproc > 1:
@@ -66,69 +67,71 @@ def main() -> int:
         os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", DISTCORE_CACHE=str(folder / "cache"))
         os.environ["OMP_NUM_THREADS"] = "1"
         try:
-            seed_job.split(arguments.data, folder)
+            read = make.texts(arguments.data)
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        runs_by_kind = measure(folder, arguments)
+        runs_by_kind = measure(read, folder, arguments)
     print("on", processor())
     held = show(arguments.job, arguments.precision, runs_by_kind)
     print("bounds", "held" if held else "BROKEN")
     return 0 if held else 1
 
 
-def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+def measure(
+    read: Sequence[tuple[str, int]], folder: Path, arguments: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
     """Return CPU and wall seconds per 1,000 rows of each run, by its kind."""
-    distcore = (arguments.python, "-m", "distcore")
-    if arguments.job == "lm":
-        rows = prompts(folder / "train.json", 32 * arguments.steps)
-        model = language_model(folder, arguments.model or "llama-mini", rows, distcore)
-    else:
-        rows = folder / "train.json"
-        pretrained = seed_job.make_pretrained(folder, arguments.model or "bert-small", 1, distcore)
-        names = f"pathlib.Path({str(folder)!r}), pathlib.Path({str(pretrained)!r})"
-        seed_job.quiet([arguments.python, "-c", NEW_HEAD.format(folder=str(Path(__file__).parent), names=names)])
-        model = folder / "start-0"
-    kinds = KINDS[arguments.job]
+    job, steps = arguments.job, arguments.steps
+    rows = make.data(job, read, 32 * (steps + 2) * arguments.nproc if job != "lm" else 32 * steps, folder)
+    model = make.model(job, arguments.model or make.MODELS[job], rows, folder)
+
+    def run(library: str, flags: Flags, limit: float | None = None) -> dict[str, float] | str:
+        own = library == "distcore"
+        program = str(RUNS / ("with_distcore.py" if own else "libraries.py"))
+        given = [job, library, str(model), str(rows), str(steps), arguments.precision, json.dumps(flags)]
+        return run_once(sys.executable if own else arguments.python, arguments.nproc, [program, *given], limit)
+
+    def cost(library: str, flags: Flags) -> float | str:
+        done = run(library, flags, LIMIT)
+        return done if isinstance(done, str) else done["cpu"]
+
+    kinds = peers(job)
+    if arguments.search:
+        library, flags = search(job, list(LIBRARIES[job]), arguments.search, cost)
+        print(f"fastest: {library} {dict(flags)}")
+        kinds["searched"] = (library, flags)
+    kinds |= {"distcore": ("distcore", {}), "distcore-fast": ("distcore", {"preset": "fast"})}
     runs_by_kind: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(arguments.rounds):
         turn = number % len(kinds)
-        for kind in kinds[turn:] + kinds[:turn]:
-            job = [str(Path(__file__).parent / "native" / SCRIPTS[arguments.job]), kind, str(model), str(rows)]
-            one = run(arguments.python, arguments.nproc, [*job, str(arguments.steps), arguments.precision])
+        for kind in [*kinds][turn:] + [*kinds][:turn]:
+            one = run(*kinds[kind])
+            if isinstance(one, str):
+                sys.exit(f"{kind}: {one}")
             runs_by_kind[kind].append(one)
             print(f"  round {number}, {kind}: {one}", file=sys.stderr, flush=True)
     return runs_by_kind
 
 
-def prompts(texts: Path, count: int) -> Path:
-    """Return a file of ``count`` prompts of 1 to 12 texts each, completed by the next text."""
-    read = [text for text, _ in json.loads(texts.read_text(encoding="utf-8"))]
-    choose, file = random.Random(0), texts.with_suffix(".jsonl")
-    with file.open("w", encoding="utf-8") as out:
-        for _ in range(count):
-            *prompt, completion = choose.sample(read, choose.randint(2, 13))
-            out.write(json.dumps({"prompt": " ".join(prompt) + "\n", "completion": completion}) + "\n")
-    return file
+def peers(job: str) -> dict[str, tuple[str, Flags]]:
+    """Return what is compared with: each library's defaults, and the flags that mattered most in searches."""
+    named: dict[str, tuple[str, Flags]] = {library: (library, {}) for library in LIBRARIES[job]}
+    if job == "lm":
+        return named | {"trl-grouped": ("trl", GROUPED), "trl-packed": ("trl", {"packing": True})}
+    return named if job == "images" else named | {"trainer-grouped": ("trainer", GROUPED)}
 
 
-def language_model(folder: Path, model: str, rows: Path, distcore: Sequence[str]) -> Path:
-    """Return a folder with a built-in model and a tokenizer trained on ``rows``."""
-    run = folder / "untrained"
-    job = ["--task", "causal-lm", "--model", model, "--data", str(rows), "--eval-data", str(rows), "--max-steps", "1"]
-    job += ["--max-seq-len", "512", "--set", "task_options.tokenizer.vocab_size=4000"]
-    seed_job.quiet([*distcore, "train", *job, "--out", str(run), "--global-batch-size", "4"])
-    seed_job.quiet([*distcore, "checkpoint", "export", str(run), "--to", str(folder / "model")])
-    return folder / "model"
-
-
-def run(python: str, nproc: int, job: Sequence[str]) -> dict[str, float]:
-    """Return CPU and wall seconds per 1,000 rows of one run; exits with its output if it fails."""
+def run_once(python: str, nproc: int, job: Sequence[str], limit: float | None) -> dict[str, float] | str:
+    """Return CPU and wall seconds per 1,000 rows of one run, or why there are none: its output, or its time limit."""
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     command = [python, *(several if nproc > 1 else []), *job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"over {limit} s"
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"cpu"')]
     if done.returncode or len(ranks) != nproc:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        return f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return {"cpu": sum(rank["cpu"] for rank in ranks), "wall": max(rank["wall"] for rank in ranks)}
 
 
@@ -165,15 +168,13 @@ def between(seconds: Sequence[float]) -> str:
 def bounds(job: str, precision: str, cost: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Return how many times as fast distcore is, and how many it must be."""
     best = min(spent for kind, spent in cost.items() if not kind.startswith("distcore"))
-    if job == "lm":
+    if job != "rows":
         return {"against the best peer": (best / min(cost["distcore"], cost["distcore-fast"]), 1.1)}
+    grouped = {"defaults against the HF Trainer's groups": (cost["trainer-grouped"] / cost["distcore"], 1.0)}
+    preset = {"preset against the best peer": (best / cost["distcore-fast"], 1.25 if precision == "bf16" else 1.1)}
     if precision == "bf16":
-        return {"preset against the best peer": (best / cost["distcore-fast"], 1.25)}
-    return {
-        "defaults against the HF Trainer's": (cost["trainer"] / cost["distcore"], 3.0),
-        "defaults against its groups": (cost["trainer-grouped"] / cost["distcore"], 1.0),
-        "preset against the best peer": (best / cost["distcore-fast"], 1.1),
-    }
+        return grouped | preset
+    return {"defaults against the HF Trainer's": (cost["trainer"] / cost["distcore"], 3.0)} | grouped | preset
 
 
 if __name__ == "__main__":
