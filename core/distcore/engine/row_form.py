@@ -80,22 +80,19 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     undo()
     if run.world.is_main:
         log.warning("padding-free: off: %s", compared)
-    return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, why=compared, difference=difference)), padded
+    run = replace(run, config=with_form(config, padded=True))
+    return _with_facts(run, PaddingFree(on=False, why=compared, difference=difference)), padded
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Set the model of an evaluation to the row form of its training; return the run and matching datasets."""
     task, config = BoundTask.of(task), run.config
     padded = config.pads_rows or bool(why_not(config, run.capabilities, task))
-    run = _in_form(run, padded)
+    run = replace(run, config=with_form(config, padded))
     set_form(run.config, task, run.module)
     if not padded or not task.computes_padding_free:  # otherwise the task decides for its data
         data = _select_logits(run, task, data)
     return run, data
-
-
-def _in_form(run: Run, padded: bool) -> Run:
-    return replace(run, config=with_form(run.config, padded))
 
 
 def _with_facts(run: Run, facts: PaddingFree) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from distcore.config import RunConfig
 from distcore.plugin.batching.columns import common_value
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
+from distcore.resolve import row_form
 
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
@@ -30,7 +30,7 @@ def length_grouping(config: RunConfig, task: Task) -> str:
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping
     slow = config.device == "cpu" and config.precision == "fp32"  # matrix products dominate
-    return "batch" if slow and BoundTask.of(task).why_not_padding_free() is None else "window"
+    return "batch" if slow and row_form.has_both(task) else "window"
 
 
 def forward_tokens(config: RunConfig, declared: Capabilities) -> int:

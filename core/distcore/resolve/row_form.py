@@ -83,6 +83,11 @@ def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None
     return bound.why_not_padding_free()
 
 
+def has_both(task: Task) -> bool:
+    """Return True if the model of a task can compute rows with and without padding."""
+    return BoundTask.of(task).why_not_padding_free() is None
+
+
 def with_form(config: RunConfig, padded: bool) -> RunConfig:
     """Return ``config`` with ``padding_free`` as its model computes rows."""
     return with_changes(config, {"padding_free": "off" if padded else "on"})
