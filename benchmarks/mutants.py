@@ -9,9 +9,9 @@ run the quick tests that run its line (noted by test, once, in ``build/mutants``
 check``; the first failure kills it, and so does a time limit. The seed decides which mutants are made, in turns over
 the groups.
 
-docs/mutants.jsonl is the record: a line as each mutant ends, so a stopped call goes on where it ended. ``--again`` runs
-survivors again, against all cases, under further settings, and against tests that start ranks. ``--page`` writes the
-sentence in docs/laws.md and runs nothing.
+docs/mutants.jsonl is the record: a line as each mutant ends, so a stopped call goes on where it ended. A mutant of code
+that has changed since then is forgotten. ``--again`` runs survivors again, against all cases, under further settings,
+and against tests that start ranks. ``--page`` writes the sentence in docs/laws.md and runs nothing.
 ``reason`` of a survivor is written by hand: why no test can, or need, notice it.
 
 Bounds: at least 300 mutants, of which at least 95 % are killed, those with a reason aside.
@@ -112,6 +112,16 @@ def read() -> dict[str, Entry]:
     return {entry["name"]: entry for entry in map(json.loads, lines)}
 
 
+def keep_current() -> dict[str, Entry]:
+    """Write the record without mutants that the code no longer has, one line each, and return it."""
+    paths = [path for group in GROUPS.values() for path in group.files()]
+    made = [mutants_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in paths]
+    known = {mutant.name for mutants in made for mutant in mutants}
+    record = {name: entry for name, entry in read().items() if name in known}
+    RECORD.write_text("".join(f"{json.dumps(entry)}\n" for entry in record.values()), encoding="utf-8")
+    return record
+
+
 def run(mutants: Iterator[Mutant], jobs: int, minutes: float, warm: Sequence[str], thorough: bool) -> None:
     """Judge the mutants in ``jobs`` copies at once, and record each as it ends."""
     deadline, known = time.monotonic() + 60 * minutes, read()
@@ -192,11 +202,11 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run survivors without a reason again")
     parser.add_argument("--page", action="store_true", help="write the sentence in docs/laws.md")
     arguments = parser.parse_args()
+    keep_current()
     if not arguments.page:
         warm = [*chain(*(GROUPS[name].warm for name in arguments.groups))]
         run(wanted(arguments), arguments.jobs, arguments.minutes, warm, arguments.again)
-    record = read()
-    RECORD.write_text("".join(f"{json.dumps(entry)}\n" for entry in record.values()), encoding="utf-8")
+    record = keep_current()
     if arguments.page:
         PAGE.write_text(MARKS.sub(lambda marks: f"{marks[1]}{sentence(record)}{marks[2]}", PAGE.read_text()))
     print(table(record))

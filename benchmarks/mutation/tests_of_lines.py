@@ -80,11 +80,11 @@ def _trace(scratch: Scratch, name: str, kind: Kind, targets: Sequence[str], note
 def noticing(tests: Tests, mutant: Mutant, budget: float) -> list[str]:
     """Return the tests that run a line of the mutant, the shortest first, as many as fit into ``budget`` seconds.
 
-    What runs at import only, such as a constant, is up to all tests.
+    What runs at import only, such as a constant, is up to all tests, first those that run another line of its file.
     """
     changed = set(range(mutant.line, mutant.end + 1))
     chosen = [name for name, test in tests.items() if changed & set(test["lines"].get(mutant.file, ()))] or [*tests]
-    chosen.sort(key=lambda name: (tests[name]["seconds"], name))
+    chosen.sort(key=lambda name: (mutant.file not in tests[name]["lines"], tests[name]["seconds"], name))
     spent = 0.0
     fit: list[str] = []
     for name in chosen:

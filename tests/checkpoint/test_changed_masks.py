@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from distcore import RunConfig, train
-from distcore.checkpoint import read_tensors
+from distcore.checkpoint import Checkpoint, read_tensors
+from distcore.checkpoint.job_state import changed_masks, saved_config
+from distcore.config.loading import with_changes
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
 
@@ -39,6 +43,16 @@ def test_what_changes_them_is_named(
         run(tmp_path, **changes)
     line = f"resume: {said}: dropout masks change from here on, as they follow from ranks and micro-batches"
     assert [text for text in caplog.messages if text.startswith("resume: ")] == ([line] if said else [])
+
+
+def test_of_another_strategy_only_its_options_are_no_reason(tmp_path: Path) -> None:
+    run(tmp_path)
+    path = tmp_path / "checkpoints/step-00000001"
+    state = Checkpoint(path).job_state()
+    config = saved_config(state, path)
+    now = with_changes(config, {"strategy": "ddp", "strategy_options": {"bucket_mb": 5}, "micro_batch_size": 4})
+    other: Any = SimpleNamespace(config=now, module=nn.Dropout(0.2))
+    assert changed_masks(other, state, path) == "micro_batch_size was 8 and is 4"
 
 
 @pytest.mark.programs

@@ -22,6 +22,7 @@ from distcore.checkpoint.manifest import (
     FileEntry,
     RankManifest,
     TensorEntry,
+    _check_place,
     checksum_line,
     merge_tensors,
     parse,
@@ -73,6 +74,19 @@ def test_boxes_that_make_no_grid_are_listed_and_come_back(tmp_path: Path) -> Non
     assert checkpoint.entry("model/weight").grid is None
     assert torch.equal(checkpoint["model/weight"], WHOLE)
     assert torch.equal(checkpoint.box("model/weight", (2, 3, 0), (3, 4, 3)), WHOLE[2:5, 3:7])
+
+
+@pytest.mark.parametrize("limit", [4, 24, 100])
+def test_a_box_larger_than_a_file_is_cut_along_a_dimension_that_can_be(tmp_path: Path, limit: int) -> None:
+    thin = WHOLE[:, 3:4]
+    boxes: list[State] = [
+        {"model/weight": Box(thin[:1], (0, 0, 0), (7, 1, 3))},
+        {"model/weight": Box(thin[1:], (1, 0, 0), (7, 1, 3)), "model/bias": Box(torch.ones(1), (0,), (1,))},
+    ]
+    checkpoint = Checkpoint(write(tmp_path, boxes, limit=limit))
+    assert torch.equal(checkpoint["model/weight"], thin)
+    sizes = [file.stat().st_size for file in checkpoint.path.glob("model-*.safetensors")]
+    assert len(sizes) >= 4 * thin.numel() // limit
 
 
 def test_a_rank_may_hold_several_boxes(tmp_path: Path) -> None:
@@ -193,3 +207,13 @@ def test_a_manifest_of_70_billion_parameters_over_1024_ranks_is_small_and_read_s
     started = time.process_time()
     parse(text, tmp_path / "manifest.json")
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("file", "key"), [("model-00000-000.safetensors", "other@0"), ("optimizer-00000-000.safetensors", "weight@0")]
+)
+def test_a_part_under_another_name_or_in_a_file_of_another_kind_is_refused(file: str, key: str) -> None:
+    box = BoxEntry(file=file, key=key, offset=[0, 0], size=[4, 3])
+    with pytest.raises(ValueError, match=r"tensor 'model/weight': expected under 'weight@0' in a file model-…"):
+        _check_place("model/weight", box, "weight@0", "model")
+    _check_place("model/weight", entry([0, 0], [4, 3]), "weight@0", "model")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from distcore import Run, World, load_config
+from distcore.checkpoint import _check_names
 from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, collect_job_state
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Progress
@@ -130,3 +132,14 @@ def test_options_that_were_accepted_may_change_and_only_some_of_them_change_the_
 
 def test_an_option_that_the_task_did_not_have_then_is_not_compared() -> None:
     check_job(run(task_options=OPTIONS | {"new": 1}), SAVED_OPTIONS, PATH, "rows", RULES)
+
+
+def test_both_names_of_a_tied_weight_are_known() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    run: Any = SimpleNamespace(module=module, capabilities=SimpleNamespace(ranks_per_shard=1))
+    saved: Any = type("Saved", (dict,), {"path": Path("saved")})({"optimizer/1.weight/exp_avg": 0})
+    _check_names(run, cast("Any", None), saved)
+    saved["model/2.weight"] = 0
+    with pytest.raises(CheckpointError, match=r"saved: 'model/2.weight' belongs to nothing in the model"):
+        _check_names(run, cast("Any", None), saved)

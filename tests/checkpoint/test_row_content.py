@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -111,3 +112,35 @@ def test_ranks_with_one_other_label_are_refused(tmp_path: Path, monkeypatch: pyt
         assert (
             "of the training rows (what is random in them belongs into at(epoch)): rank 1 differs from rank 0" in said
         )
+
+
+class Cycle:
+    """Part of a cycle that only the garbage collector frees, which is noted."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.itself = file, self
+
+    def __del__(self) -> None:
+        self.file.write_text(str(os.getpid()))
+
+
+def test_the_process_that_reads_frees_nothing_of_the_run(tmp_path: Path) -> None:
+    """An inherited process group would wait for threads that are not there."""
+
+    class Rows(list[int]):
+        def __getitem__(self, row: Any) -> Any:
+            gc.collect()
+            return super().__getitem__(row)
+
+    gc.collect()
+    gc.disable()
+    try:
+        aside = content(Rows([1, 2]), seconds=0)
+        Cycle(tmp_path / "freed")
+        aside.continue_in_background()
+        deadline = time.monotonic() + 30
+        while aside.known is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not (tmp_path / "freed").exists()
+    finally:
+        gc.enable()

@@ -17,7 +17,7 @@ import torch
 import distcore
 from distcore import Progress, Run, RunConfig, hookimpl, train
 from distcore.engine import trainer
-from distcore.engine.loop import seed_step, steps
+from distcore.engine.loop import other_terms, seed_step, steps
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError, StrategyError
 from distcore.model.row_dropout import RowMasks
@@ -183,3 +183,22 @@ def test_the_masks_of_rows_have_another_key_in_each_step_and_for_each_seed() -> 
         seed_step(run, step, masks)
         keys.append(masks.key)
     assert len(set(keys)) == 4
+
+
+def test_the_seed_of_a_step_never_changes() -> None:
+    """A resume would draw other dropout masks than the run that it continues."""
+    world = World(rank=3, size=4, local_rank=3, device=torch.device("cpu"))
+    run: Any = SimpleNamespace(config=RunConfig(seed=7), world=world)
+    masks = RowMasks()
+    seed_step(run, 5, masks)
+    mixed = 7 * 0x9E3779B97F4A7C15 + 5 * 0xBF58476D1CE4E5B9
+    assert masks.key == (mixed + 1) % 2**63
+    assert torch.initial_seed() == (mixed + 3 * 0x94D049BB133111EB) % 2**63
+
+
+def test_a_further_term_of_the_loss_is_a_mean_over_its_own_items() -> None:
+    run: Any = SimpleNamespace(loss_multiplier=6.0)
+    counts = {"words": np.array([1, 2, 5]), "none": np.zeros(3, dtype=int)}
+    made = other_terms(run, counts, np.array([0, 1]))
+    assert {name: factor for name, (factor, _) in made.items()} == {"words": 2.0, "none": 0.0}
+    assert made["words"][1] is counts["words"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+import hashlib
+from itertools import combinations, pairwise, product
 from time import process_time
 
 import numpy as np
@@ -193,3 +194,32 @@ def test_where_fewer_slices_suffice_the_costliest_of_several_rows_is_halved() ->
     assert rows.balanced_bounds(3, 64) == [0, 2, 4, 5]
     assert rows.balanced_bounds(4, 64) == [0, 1, 2, 4, 5]
     assert rows.balanced_bounds(7, 64) == [0, 1, 2, 3, 4, 5, 5, 5], "no row is cut: the last slices are empty"
+
+
+def test_cuts_never_change() -> None:
+    """A resumed run would round otherwise, and its ranks would have other dropout masks."""
+    cuts = hashlib.sha256()
+    for rows, shards, packed, most in product((1, 5, 64, 230), (1, 2, 7), (False, True), (None, 3)):
+        for tokens, forward in ((40, 0), (64, 3), (300, 90)):
+            cut = TokenCut(tokens=tokens, forward=forward, rows=most, pads=not packed)
+            for longest in (1, 7, 64):
+                dealt = cut.assign(ascending(rows, rows + shards, longest), shards)
+                cuts.update(f"{cut} {dealt.tolist()}".encode())
+    for shards in (63, 64, 65, 130):
+        plan = plan_of(ascending(12 * shards, 1), global_batch=12 * shards, by_tokens=TokenCut(tokens=64, forward=5))
+        for shard in (0, shards - 1):
+            micros = [(micro.indices.tolist(), micro.is_padding) for micro in plan.split(0, 0, shard, shards)]
+            cuts.update(str(micros).encode())
+    assert cuts.hexdigest()[:16] == "e9fa1f3a4a8cb73d"
+
+
+def test_short_rows_fill_the_budget_too() -> None:
+    dealt = TokenCut(tokens=40, forward=90).assign(np.array([1] * 40 + [2]), 1)
+    assert sorted(map(tuple, dealt[:, 0].tolist())) == [(0, 40), (40, 41)]
+
+
+def test_groups_of_shards_need_no_more_micro_batches_for_rows_of_one_token_among_longer_ones() -> None:
+    lengths = np.array([1, *[2] * (65 * 40 - 1)])
+    cut = TokenCut(tokens=10**6, forward=5)
+    plan = plan_of(lengths, global_batch=65 * 40, order="sequential", by_tokens=cut)
+    assert len(plan.split(0, 0, 0, 65)) == 1

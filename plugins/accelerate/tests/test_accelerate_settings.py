@@ -137,6 +137,7 @@ BAD_FILES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"num_processes": 2}, {"nproc": 3, "global_batch_size": 30}, r"num_processes = 2, but there are 3 rank"),
     ({"distributed_type": "NO"}, {"nproc": 2}, r"distributed_type = 'NO', but there are 2 rank.*use --nproc 1"),
     ({"num_processes": "two"}, {}, r"num_processes = 'two': expected a whole number"),
+    ({"num_processes": 0}, {}, r"num_processes = 0: expected a whole number, 1 or more"),
     ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, {}, r"dynamo_config is not supported"),
     ({"fsdp_confg": {}}, {}, r"unknown key 'fsdp_confg' \(did you mean 'fsdp_config'\?\)"),
     ({"compute_environment": "AMAZON_SAGEMAKER"}, {}, r"only LOCAL_MACHINE"),
@@ -222,6 +223,13 @@ def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
 ) -> None:
     monkeypatch.setattr("distcore.resolve.resolve.has_fast_bf16", lambda: True)
     assert resolved({"backend": "deepspeed", "zero_stage": stage}, nproc=2, precision="auto").precision == precision
+
+
+def test_a_file_that_is_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("debug: false\nuse_cpu: [", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"accelerate.yaml, line 2: not valid YAML: "):
+        resolved({"config_file": str(file)})
 
 
 def test_an_option_and_a_file_that_disagree_are_refused(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from distcore import ConfigError, RunConfig, launch, load_config, train
+from distcore import ConfigError, RunConfig, World, launch, load_config, train
 from distcore.errors import RankError
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
+from distcore_accelerate import zero
 from distcore_accelerate.strategy import AccelerateStrategy
 
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
@@ -137,3 +140,12 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"rank 0 of 2 failed.*Timed out"):
         launch(train, config(None, out=str(tmp_path / "run"), timeout=5), Stuck(), nproc=2)
     assert time.monotonic() - started < 40
+
+
+def test_transformers_is_not_told_to_build_later_models_in_parts() -> None:
+    """Such as a teacher that is read beside a student at stage 3."""
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    tree = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1}
+    given = zero._arguments(RunConfig(device="cpu"), world, tree)
+    assert (given["deepspeed_plugin"].zero3_init_flag, given["cpu"]) == (False, False)
+    assert not is_deepspeed_zero3_enabled()

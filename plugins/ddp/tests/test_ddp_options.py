@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
-from distcore.errors import StrategyError
+from distcore import Capabilities, StrategyError
+from distcore_ddp.data_parallel import DataParallelStrategy
 from distcore_ddp.replicas import check_gradients_averaged
-from distcore_ddp.strategy import DDPStrategy
+from distcore_ddp.strategy import INEXACT, NEEDS_FIND_UNUSED, DDPStrategy
 
 
 def test_each_option_declares_the_laws_that_it_gives_up() -> None:
@@ -20,13 +22,40 @@ def test_each_option_declares_the_laws_that_it_gives_up() -> None:
 
 
 def test_it_declares_what_it_can() -> None:
-    plain, unused = DDPStrategy().capabilities, DDPStrategy(find_unused=True).capabilities
-    assert (plain.collectives_per_step, unused.collectives_per_step) == (2, 3)
-    assert plain.ema
-    assert plain.compiles == {"on", "regions"}
-    assert unused.phases
-    assert not plain.phases
+    declared = Capabilities(
+        spec_version=3,
+        other_optimizers="all",
+        why_not_phases=NEEDS_FIND_UNUSED,
+        own_steps=True,
+        ema=True,
+        saves_alone=True,
+        compiles=frozenset({"on", "regions"}),
+        collectives_per_step=2,
+        limits=("compression other than none sends gradients in half precision",),
+        exempt={"unused-parameters": NEEDS_FIND_UNUSED},
+    )
+    assert DDPStrategy().capabilities == declared
+    assert DDPStrategy(find_unused=True).capabilities == replace(
+        declared, phases=True, collectives_per_step=3, exempt={}
+    )
     assert not DDPStrategy(static_graph=True).capabilities.own_steps
+    in_half = dict.fromkeys(INEXACT, "gradients are sent in fp16")
+    assert DDPStrategy(compression="fp16", find_unused=True).capabilities.exempt == in_half
+
+
+def test_one_process_for_all_gpus_declares_what_it_can() -> None:
+    assert DataParallelStrategy.capabilities == Capabilities(
+        spec_version=3,
+        processes="one",
+        devices=frozenset({"cpu", "cuda"}),
+        other_optimizers="all",
+        phases=True,
+        own_steps=True,
+        ema=True,
+        why_not_compiled="copies modules to other GPUs, but compiled code works on the first GPU only",
+        collectives_per_step=0,
+        limits=("on a CPU it trains as one plain process",),
+    )
 
 
 def test_the_parameter_without_a_gradient_is_named() -> None:

@@ -51,6 +51,18 @@ def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
     assert resolved["bf16"] == resolved["fp16"] == {"enabled": False}
 
 
+def test_at_stage_0_the_strategy_clips_and_not_deepspeed() -> None:
+    assert tree({"stage": 0}, **{"clip.norm": 0.5})["gradient_clipping"] == 0.0
+    assert tree({"stage": 1}, **{"clip.norm": 0.5})["gradient_clipping"] == 0.5
+
+
+def test_a_number_of_the_json_may_be_rounded_otherwise() -> None:
+    rate = 0.1 + 0.2
+    assert rate != 0.3
+    given = {"optimizer": {"type": "AdamW", "params": {"lr": rate}}}
+    assert tree({"config": given}, lr=0.3)["optimizer"]["params"]["lr"] == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16")])
 def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
     stage: int, precision: str, monkeypatch: pytest.MonkeyPatch

@@ -185,3 +185,17 @@ def test_nvme_without_libaio_is_refused() -> None:
     config = load_config(None, {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "lr": 0.01})
     with pytest.raises(ConfigError, match="needs libaio and its headers"):
         resolve(config, task=Problem())
+
+
+def test_an_adam_that_cannot_be_compiled_is_refused_if_demanded_and_else_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ops, "can_load", lambda builder: False)
+    assert ops.uses_torch_adam("cuda", "none", logs=False)
+    assert not caplog.messages
+    assert ops.uses_torch_adam("cuda", "none", logs=True)
+    assert "cannot be compiled here" in caplog.text
+    demanded = {"optimizer": {"type": "AdamW", "params": {"torch_adam": False}}}
+    job = {"strategy": "deepspeed", "strategy_options": {"config": demanded}, "device": "cpu", "lr": 0.01}
+    with pytest.raises(ConfigError, match=r"torch_adam = false: DeepSpeed's .* cannot be compiled here"):
+        resolve(load_config(None, job), task=Problem())

@@ -81,3 +81,47 @@ def test_zero_3_with_offload_is_the_published_estimate(gpus: int) -> None:
     memory = planned(gpus, stage=3, offload_optimizer="cpu", offload_param="cpu")
     assert (memory.states, published) == (0, layer)
     assert gpus * (memory.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)
+
+
+def small(stage: Literal[1, 2, 3], **options: Any) -> Memory:
+    """Of one frozen and three trained parameters on four ranks, in fp32."""
+    with torch.device("meta"):
+        sizes = (10, 7, 200_000)
+        module = nn.ParameterList([nn.Parameter(torch.empty(6), requires_grad=False)])
+        module.extend(nn.Parameter(torch.empty(size)) for size in sizes)
+
+    def adamw(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([parameter for parameter in module.parameters() if parameter.requires_grad])
+
+    config = load_config(None, {"precision": "fp32", "nproc": 4, "device": "cpu", "lr": 1e-4})
+    strategy = DeepSpeedStrategy(stage=stage, reduce_bucket_size=1000, **options)
+    return strategy.plan_memory(config, module, 4, adamw)
+
+
+FLAT = 200_024
+"""Elements of the flat buffer: 10 and 7 padded to 12 and 8, and the sum to a multiple of eight."""
+
+
+def test_stages_1_and_2_hold_the_model_and_a_partition_of_the_flat_buffer() -> None:
+    part, whole = FLAT // 4, 4 * FLAT
+    held = {"parameters": whole + 4 * 6, "gradients": 4 * part, "optimizer": 2 * 4 * part + 4, "copies": 4 * part}
+    first, second = small(1, overlap_comm=False), small(2, overlap_comm=True)
+    assert first == Memory(**held, buffers=4 * 1000, sent=whole * 3 // 4 + 2 * whole * 3 // 4)
+    assert second == Memory(**held, buffers=2 * 4 * 1000, sent=whole * 3 // 4, sent_each=2 * whole * 3 // 4)
+
+
+def test_stage_3_cuts_each_parameter_and_keeps_small_ones_whole_beside() -> None:
+    part, gathered = 3 + 2 + 50_000, 4 * 4 * (2 + 3 + 2 + 50_000)
+    small_ones, frozen_part = 4 * (6 + 10 + 7), 4 * 2
+    held = small(3, stage3_param_persistence_threshold=100)
+    assert held == Memory(
+        parameters=4 * part + frozen_part + small_ones,
+        starting=4 * 200_000,
+        gradients=4 * part,
+        optimizer=2 * 4 * part + 4,
+        copies=4 * part,
+        buffers=4 * 1000,
+        sent=small_ones * 3 // 4,
+        sent_each=(4 * 4 * part + gathered - small_ones) * 3 // 4,
+    )
+    assert held.host == 0

@@ -53,7 +53,7 @@ def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
     return f"sharded as units: {listed}; with the root: {rest:,} parameters"
 
 
-def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed = True) -> None:
+def checkpoint_activations(units: Iterable[nn.Module], which: Recomputed) -> None:
     """Recompute the activations of units in the backward pass: of each, of every ``which``-th, or all but products.
 
     Replaces ``forward`` instead of wrapping modules, so that parameter names do not change. A decoder of transformers

@@ -119,7 +119,7 @@ def test_recomputed_blocks_of_a_decoder_that_keeps_a_cache_give_the_same_gradien
         model = made[kind]().eval()
         units = find_units(model, "auto")
         if recomputed:
-            checkpoint_activations(units.values())
+            checkpoint_activations(units.values(), True)
         output = model(input_ids=tokens, labels=tokens)
         assert output.past_key_values is not None
         output.loss.backward()
@@ -159,3 +159,9 @@ def test_chosen_activations_are_recomputed_and_gradients_stay_the_same():
         gradients, ran, ran_functions = step(which)
         assert all(torch.equal(gradients[name], value) for name, value in plain.items() if value is not None)
         assert (ran - products, ran_functions - functions) == (again, of_functions)
+
+
+def test_what_is_left_of_a_module_without_its_units_decides_by_size() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(6, 1)), nn.Linear(1, 1))
+    assert list(find_units(model, 8)) == ["0.1", "0.0"]  # seven are left in "0"
+    assert list(find_units(model, 7)) == ["0.2", "0.1", "0.0"]

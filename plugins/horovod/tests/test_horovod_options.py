@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from distcore import ConfigError, RunConfig
+from distcore import Capabilities, ConfigError, RankInfo, RunConfig, StrategyError
 
 strategy = pytest.importorskip(
     "distcore_horovod.strategy", reason="needs Horovod: distcore-horovod build", exc_type=ImportError
 )
+gradients = pytest.importorskip("distcore_horovod.gradients", reason="needs Horovod", exc_type=ImportError)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +43,55 @@ def test_adasum_without_those_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_parameters_without_gradients_and_phases_need_find_unused() -> None:
-    plain, unused = strategy.HorovodStrategy().capabilities, strategy.HorovodStrategy(find_unused=True).capabilities
-    assert "unused-parameters" in plain.exempt
-    assert "unused-parameters" not in unused.exempt
-    assert unused.phases
-    assert not plain.phases
+def test_it_declares_what_it_can() -> None:
+    unused = {"unused-parameters": strategy.NEEDS_FIND_UNUSED}
+    declared = Capabilities(
+        spec_version=3,
+        devices=frozenset({"cpu", "cuda"}),
+        other_optimizers="all",
+        why_not_phases=strategy.NEEDS_FIND_UNUSED,
+        owns=frozenset({"optimizer"}),
+        ema=True,
+        saves_alone=True,
+        compiles=frozenset({"on", "regions"}),
+        launchers=frozenset({"local", "torchrun", "slurm", "mpi", "horovodrun"}),
+        limits=(
+            "compression=fp16 rounds gradients to half precision",
+            "op=adasum is not a mean, so laws 2 and 3 do not hold; it needs a Horovod built with MPI",
+            "the rendezvous of several machines is open to their network until all ranks are connected",
+        ),
+        exempt=unused,
+    )
+    inexact = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
+    by_timing = dict.fromkeys(("bit-for-bit", "dropout-repeats"), "groups=0: rounding of sums depends on timing")
+    in_half = unused | dict.fromkeys(inexact, "gradients are sent in fp16")
+    steps = {"other_optimizers": "none", "why_not_phases": "adasum is not a mean", "saves_alone": False}
+    made: dict[Any, dict[str, Any]] = {
+        strategy.HorovodStrategy(): {},
+        strategy.HorovodStrategy(op="sum", find_unused=True): {"gradients": "sum", "phases": True, "exempt": {}},
+        strategy.HorovodStrategy(groups=0): {"deterministic": False, "exempt": unused | by_timing},
+        strategy.HorovodStrategy(compression="fp16"): {"exempt": in_half},
+        strategy.HorovodStrategy(op="adasum", find_unused=True): {
+            **steps, "exempt": dict.fromkeys(inexact, "adasum is not a mean")
+        },
+    }  # fmt: skip
+    for each, changes in made.items():
+        assert each.capabilities == replace(declared, **changes)
+
+
+def test_the_parameter_without_a_gradient_is_named() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    run: Any = SimpleNamespace(module=module, optimizer=optimizer)
+    module(torch.ones(1, 2)).sum().backward()
+    assert gradients.find_unused_parameters(run, find=False) == []
+    module[1].bias.grad = None
+    with pytest.raises(StrategyError, match=r"parameter '1\.bias' got no gradient in this step; freeze it"):
+        gradients.find_unused_parameters(run, find=False)
+
+
+def test_adasum_needs_mpirun() -> None:
+    rank_info = RankInfo(rank=0, size=1, launcher="torchrun")
+    with pytest.raises(ConfigError, match=r"op = 'adasum': communicates by MPI; start with mpirun, not torchrun"):
+        strategy.HorovodStrategy(op="adasum").setup(RunConfig(device="cpu"), rank_info)

@@ -72,6 +72,16 @@ def test_sums_over_chunks_are_in_fp32_under_autocast(smoothing: float) -> None:
     assert exact[1][0] < 2e-4  # logits of bf16, but no loss added up in it
 
 
+def test_the_gradient_of_a_bias_in_half_precision_is_rounded_once() -> None:
+    hidden, weight, bias, labels = given()
+    half = bias.bfloat16()
+    own, exact = (
+        computed(function.summed_cross_entropy, (hidden, weight, each, labels), 0.0)[-1]
+        for each in (half, half.float())
+    )
+    assert torch.equal(own, exact.bfloat16())
+
+
 def test_weights_without_gradient_get_none() -> None:
     hidden, weight, bias, labels = given()
     total = function.summed_cross_entropy(hidden.requires_grad_(), weight, bias, labels, 0.0, IGNORED)
