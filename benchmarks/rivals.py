@@ -1,6 +1,6 @@
 """Run laws 2, 4, 5 and 7 against other trainers, each with its documented settings: who keeps which law?
 
-    python benchmarks/rivals.py [fabric lightning accelerate trainer …] [--work build/rivals] [--page]
+    python benchmarks/rivals.py [fabric lightning accelerate trainer trl …] [--work build/rivals] [--page]
 
 Each rival gets an environment of its own in ``--work``, with torch as here and the newest version of its packages. Its
 adapter (benchmarks/rival_jobs) trains the model and the rows of ``distcore check`` on two processes, over gloo, in
@@ -62,6 +62,7 @@ RIVALS = {
     "lightning": Rival("Lightning", "lightning", ("lightning", "torchdata")),
     "accelerate": Rival("Accelerate", "accelerate", ("accelerate",)),
     "trainer": Rival("HF Trainer", "transformers", ("transformers", "accelerate")),
+    "trl": Rival("TRL", "trl", ("trl", "transformers")),
 }
 """By the name of the adapter."""
 CASES = {
