@@ -20,8 +20,10 @@ from distcore import (
     ConfigError,
     Datasets,
     FrozenModel,
+    PreparedModel,
     RunConfig,
     TaskError,
+    hookimpl,
     load_config,
     train,
 )
@@ -29,6 +31,7 @@ from distcore.checkpoint import Checkpoint, read_tensors
 from distcore.errors import CheckpointError
 from distcore.plugin.task.bound import BoundTask
 from distcore.resolve.check_capabilities import check_task
+from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Classifier, Problem, RandomRows
 from distcore.testing.reference import apart
 from distcore.testing.variants import Referenced, TwoTerms, WholeBatch
@@ -113,6 +116,19 @@ def test_the_frozen_model_has_no_gradient_and_stays_as_it_was(tmp_path: Path) ->
     torch.manual_seed(0)
     before = dict(Classifier().named_parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+def test_a_strategy_wraps_a_frozen_model_as_that_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped: list[bool] = []
+
+    @hookimpl
+    def wrap_model(self: Any, run: Any, model: nn.Module, make_optimizer: Any) -> PreparedModel:
+        wrapped.append(run.module is model)
+        return PreparedModel(model=model, optimizer=make_optimizer and make_optimizer(model))
+
+    monkeypatch.setattr(SingleStrategy, "wrap_model", wrap_model, raising=False)
+    run(tmp_path / "run", Referenced())
+    assert wrapped == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -114,3 +114,14 @@ def test_changed_training_data_are_refused(
     assert refused.startswith(
         f"error: {path}: the training data ({rows_file}) are not the rows that its run trained on"
     )
+
+
+def test_they_are_refused_beside_rows_of_another_file_too(
+    run_folder: Path, rows_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test.jsonl").write_text(rows_file.read_text())
+    command = ["eval", str(run_folder), "--data", str(tmp_path / "test.jsonl")]
+    assert main(command) == 0
+    rows_file.write_text("".join(rows_file.read_text().splitlines(keepends=True)[1:]))
+    assert main(command) == 2
+    assert "are not the rows that its run trained on" in capfd.readouterr().err.splitlines()[-1]

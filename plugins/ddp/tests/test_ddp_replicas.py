@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from distcore_ddp import has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp.strategy import DDPStrategy
 
 
 def test_only_buffers_that_are_saved_are_state() -> None:
@@ -23,3 +32,24 @@ def test_a_forward_that_a_wrapper_has_replaced_is_there_after_the_dummy_pass() -
     rebuild_gradient_buckets(lambda given: module.forward(given), module)  # type: ignore[arg-type]
     assert vars(module)["forward"] is replaced
     assert module.weight.grad is None
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("options", "rebuilt"), [({}, True), ({"static_graph": True}, False), ({"find_unused": True}, False)]
+)
+def test_buckets_are_regrouped_before_the_first_step_unless_torch_never_does(
+    options: dict[str, Any], rebuilt: bool
+) -> None:
+    run: Any = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")))
+    made = DDPStrategy(**options).wrap_model(run, nn.Linear(2, 2), lambda model: torch.optim.SGD(model.parameters()))
+    wrapped: Any = made.model
+    assert wrapped.reducer._rebuild_buckets() is rebuilt  # what the first forward pass calls
