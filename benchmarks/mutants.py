@@ -12,7 +12,7 @@ the groups.
 docs/mutants.jsonl is the record: a line as each mutant ends, so a stopped call goes on where it ended. A mutant of code
 that has changed since then is forgotten. ``--again`` runs survivors again, against all cases, under further settings,
 and against tests that start ranks. ``--page`` writes the sentence in docs/laws.md and runs nothing.
-``reason`` of a survivor is written by hand: why no test can, or need, notice it.
+``reason`` of a survivor is written by hand: why no test can, or need, notice it; ``left`` is why none does yet.
 
 Bounds: at least 300 mutants, of which at least 95 % are killed, those with a reason aside.
 """
