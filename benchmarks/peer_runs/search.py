@@ -79,8 +79,8 @@ def search(
     """Return the fastest library with its fastest flags, after at most ``minutes``.
 
     ``run`` returns the cost of a library with flags, or why there is none. Each library is run with
-    its defaults; then the cheapest one that has a flag left tries it beside those that it has kept. So much time goes
-    to rivals, and none to those that stay far behind.
+    its defaults. Then one of them tries its next flag beside those that it has kept: in every second trial the
+    cheapest one that has a flag left, in the others each in turn.
     """
     deadline = time.monotonic() + 60 * minutes
     kept: dict[str, Flags] = {name: {} for name in libraries}
