@@ -96,6 +96,11 @@ def test_engines_of_libraries_are_traced(capsys: pytest.CaptureFixture[str]) -> 
         assert peak > memory["parameters"] + memory["optimizer"] + memory["copies"]
         peaks[strategy] = peak
     assert peaks["deepspeed:stage=0"] > peaks[rows[2]]
+    here = ("--strategies", "accelerate:fsdp2,fsdp", "--nproc", "4", "--device", "cuda", "--device-memory", "1G")
+    shards = plan(capsys, *here)["rows"]
+    ours, theirs = shards["fsdp", 4], shards["accelerate:fsdp2", 4]
+    assert theirs["memory"]["states"] == ours["memory"]["states"]
+    assert theirs["step"]["peak"]["total"] == pytest.approx(ours["step"]["peak"]["total"], rel=0.1)
     # The next plan in this process finds nothing that an engine has left.
     (row,) = plan(capsys, "--set", f"strategy={rows[3]}", "--nproc", "8")["rows"].values()
     assert row["step"]["peak"]["total"] < peaks[rows[3]]

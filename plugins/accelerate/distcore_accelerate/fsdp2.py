@@ -26,6 +26,7 @@ from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.precision import DTYPES, mixed_precision, move_unsharded, results_in_fp32
 from distcore_accelerate.settings import Settings, Tree
 from distcore_accelerate.tracing import TracedShards
+from distcore_accelerate.wrapping import choose_layers
 
 _NOTHING = nullcontext()
 ARGUMENTS = {
@@ -118,6 +119,7 @@ class Sharded(Backend):
         if scalar := next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None):
             raise StrategyError(f"parameter {scalar!r} has no dimension that could be sharded: give it the shape (1,)")
         model = model.to(run.world.device)
+        choose_layers(accelerator.state.fsdp_plugin, model)
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from distcore import OptimizerFactory, PreparedModel, Run, hookimpl
 from distcore_accelerate.backend import Backend
 from distcore_accelerate.precision import mixed_precision, results_in_fp32
+from distcore_accelerate.wrapping import choose_layers
 
 
 class TracedShards:
@@ -33,6 +34,7 @@ class TracedShards:
             is_main_process=False,
             device=run.world.device,
         )
+        choose_layers(accelerator.state.fsdp_plugin, model)
         sharded = fsdp2_prepare_model(accelerator, model)
         optimizer = make_optimizer(sharded) if make_optimizer else None
         return PreparedModel(model=results_in_fp32(run, sharded), optimizer=optimizer, state=sharded)

@@ -11,11 +11,12 @@ import torch
 import yaml
 from torch import nn
 
-from distcore import Capabilities, Memory, RunConfig, World
+from distcore import Capabilities, Memory, RunConfig, StrategyError, World
 from distcore_accelerate.ddp import NEEDS_FIND_UNUSED
 from distcore_accelerate.fsdp2 import plugin_arguments
 from distcore_accelerate.settings import Settings, read_settings
 from distcore_accelerate.strategy import AccelerateStrategy
+from distcore_accelerate.wrapping import choose_layers
 
 WORLD = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
 DEVICES = frozenset({"cpu", "cuda"})
@@ -86,6 +87,54 @@ def test_options_become_arguments_of_fsdp2() -> None:
         "transformer_cls_names_to_wrap": ["Block", "Pooler"],
     }
     assert plugin_arguments(AccelerateStrategy(), Settings())["transformer_cls_names_to_wrap"] is None
+
+
+class Layer(nn.Module):
+    """A layer with an embedding inside, as BERT's embeddings are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 2)
+
+
+class Words(nn.Module):
+    """A model as of transformers: it names its layers and its embeddings."""
+
+    _no_split_modules = ("Layer", "Linear")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.inner, self.head = Layer(), nn.Linear(2, 2), nn.Linear(2, 4, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        return self.layer.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The layer that computes logits."""
+        return self.head
+
+
+def test_no_unit_of_fsdp2_is_around_the_input_embedding() -> None:
+    config = RunConfig.model_validate({})
+    for classes, chosen in (((), ["Linear"]), (("Layer",), []), (("Embedding", "Linear"), ["Linear"])):
+        backend = AccelerateStrategy(backend="fsdp2", wrap_classes=classes).active_backend
+        plugin = backend.plugins(config, WORLD)["fsdp_plugin"]
+        choose_layers(plugin, Words())
+        assert plugin.transformer_cls_names_to_wrap == chosen
+    plugin = AccelerateStrategy(backend="fsdp2").active_backend.plugins(config, WORLD)["fsdp_plugin"]
+    choose_layers(plugin, nn.Sequential(nn.Linear(2, 2)))
+    assert plugin.transformer_cls_names_to_wrap == []
+
+
+def test_a_parameter_of_an_embedding_and_of_a_layer_is_refused() -> None:
+    plugin = AccelerateStrategy(backend="fsdp2").active_backend.plugins(RunConfig(), WORLD)["fsdp_plugin"]
+    model = Words()
+    model.head.weight = model.layer.embedding.weight  # shared by both embeddings: one unit
+    choose_layers(plugin, model)
+    model.bias = model.head.weight
+    with pytest.raises(StrategyError, match=r"^parameter 'bias' is one of an embedding, too, .*use --strategy fsdp$"):
+        choose_layers(plugin, model)
 
 
 def test_all_that_a_file_says_is_read(tmp_path: Path) -> None:
