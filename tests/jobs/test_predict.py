@@ -211,7 +211,7 @@ def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_el
 
 
 @pytest.mark.needs("distcore-tasks", "distcore-workbench")
-@pytest.mark.parametrize("command", ["predict", "export"])
+@pytest.mark.parametrize("command", ["eval", "predict", "export"])
 def test_labels_that_were_edited_after_the_run_are_refused(
     run_folder: Path, rows: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +221,7 @@ def test_labels_that_were_edited_after_the_run_are_refused(
     out = str(tmp_path / "out.jsonl")
     run = str(tmp_path / "run")
     words = {
+        "eval": ["eval", run],
         "predict": ["predict", run, "--data", str(rows), "--out", out],
         "export": ["checkpoint", "export", run, "--to", out],
     }

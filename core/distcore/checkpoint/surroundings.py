@@ -41,7 +41,7 @@ def check_task_files(path: Path, job_state: Mapping[str, Any]) -> None:
         file = folder / name
         if ".." not in Path(name).parts and file.is_file() and sha256_of(file) != digest:
             raise CheckpointError(
-                f"{file}: is not the file that the run of {path.name} saved: predictions would get other names; "
+                f"{file}: is not the file that the run of {path.name} saved: outputs would get other names; "
                 "restore it, or resume the run, which writes it again"
             )
 

@@ -13,7 +13,7 @@ from distcore import checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import fingerprint, saved_config
 from distcore.checkpoint.row_content import RowContent
-from distcore.checkpoint.surroundings import check_rows
+from distcore.checkpoint.surroundings import check_rows, check_task_files
 from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
@@ -112,9 +112,9 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
 
 def _check_rows(config: RunConfig, path: Path, data: Datasets) -> None:
     if not config.task.startswith(GIVEN):  # a task given as an object may have rows to evaluate alone
-        check_rows(
-            path, checkpoint.Checkpoint(path).job_state(), config, fingerprint(data.train), RowContent(data.train, 0)
-        )
+        job_state = checkpoint.Checkpoint(path).job_state()
+        check_task_files(path, job_state)
+        check_rows(path, job_state, config, fingerprint(data.train), RowContent(data.train, 0))
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:

@@ -48,7 +48,8 @@ def set_up_module(
     if config.gradient_checkpointing:
         if not hasattr(module, "gradient_checkpointing_enable"):
             raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
-        module.gradient_checkpointing_enable()  # type: ignore[operator]
+        # Transformers 5.23 renamed it.
+        getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()  # type: ignore[operator]
     base = base_of(config, task, module)
     freeze(config, module)
     if training and not any(parameter.requires_grad for parameter in module.parameters()):

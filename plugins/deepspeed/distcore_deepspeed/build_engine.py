@@ -70,7 +70,7 @@ def _checkpoint_activations(model: Any, tree: Tree) -> None:
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise ConfigError("strategy_options.activation_checkpointing: the model does not support it")
     checkpointing.configure(None, deepspeed_config=tree)
-    model.gradient_checkpointing_enable()
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     for module in model.modules():
         if hasattr(module, "_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = checkpointing.checkpoint

@@ -111,7 +111,8 @@ def page_of(measured: Mapping[str, Sequence[Measurement]], minutes: float, nproc
         "# Laws of everything that is installed",
         "",
         f"Measured on {date.today()} in {minutes:.0f} minutes, on {nproc} ranks ({platform.machine()}): {_versions()}.",
-        "A cell is the largest error of a law's cases; nothing stands where no case applies; broken cases are bold.",
+        "A cell is the largest error of a law's cases; nothing stands where no case applies; broken cases are bold. "
+        "An error of agreement is the seconds until all ranks end after one has failed.",
     ]
     for kind, rows in measured.items():
         used = [column for column in laws if any(row.cell(*column[:2]) for row in rows)]

@@ -188,7 +188,7 @@ def _build_run(job: TracedJob, hooks: Hooks, module: nn.Module) -> Run:
     config, ranks = job.config, int(job.config.nproc)
     shards = max(1, ranks // hooks.capabilities.ranks_per_shard)
     if config.gradient_checkpointing:
-        module.gradient_checkpointing_enable()  # type: ignore[operator]
+        getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()  # type: ignore[operator]
     run = Run(
         config=config,
         world=World(rank=0, size=ranks, local_rank=0, device=torch.device("cpu"), shard=0, shards=shards),
