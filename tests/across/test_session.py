@@ -201,6 +201,7 @@ def test_a_step_that_is_not_made_is_refused(use: Any, line: str, tmp_path: Path)
         loop(tmp_path, use)
 
 
+@pytest.mark.programs
 def test_fp16_equals_train(tmp_path: Path) -> None:
     problem = Problem(rows=16)
     config = config_of(tmp_path / "session", lr=1e-2, precision="fp16")

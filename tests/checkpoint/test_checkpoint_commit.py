@@ -54,6 +54,7 @@ def saved(*steps: int) -> Callable[[Path], object]:
     return prepare
 
 
+@pytest.mark.programs
 def test_a_crash_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
     values = crash_everywhere(lambda f, files: write(f, [state(2.0)] * RANKS, 2, files), saved(1), tmp_path)
     assert set(values) == {1.0, 2.0}
@@ -65,11 +66,13 @@ def test_a_crash_of_the_first_save_leaves_nothing_or_the_checkpoint(tmp_path: Pa
     assert set(values) == {0.0, 1.0}
 
 
+@pytest.mark.programs
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     values = crash_everywhere(lambda f, files: write(f, [state(3.0)] * RANKS, 2, files), saved(1, 2), tmp_path)
     assert set(values) == {2.0, 3.0}
 
 
+@pytest.mark.programs
 def test_a_crash_in_retention_leaves_the_newest(tmp_path: Path) -> None:
     def work(folder: Path, files: Files) -> None:
         write(folder, [state(9.0)] * RANKS, 9, files)

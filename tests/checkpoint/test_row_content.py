@@ -124,6 +124,7 @@ class Cycle:
         self.file.write_text(str(os.getpid()))
 
 
+@pytest.mark.programs
 def test_the_process_that_reads_frees_nothing_of_the_run(tmp_path: Path) -> None:
     """An inherited process group would wait for threads that are not there."""
 

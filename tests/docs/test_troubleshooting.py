@@ -28,16 +28,18 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 @cache
-def messages() -> list[re.Pattern[str]]:
+def messages() -> list[str]:
+    """Texts of the sources that are long enough to be a message, each value in them a hole."""
     files = [*(ROOT / "core").rglob("*.py"), *ROOT.glob("plugins/*/distcore_*/**/*.py")]
     literals = {text for file in files for text in texts(ast.parse(file.read_text()))}
-    long = (text for text in literals if len(re.findall("[a-z]", text)) >= FIXED)
-    return [re.compile(".*".join(re.escape(part) for part in text.split(HOLE))) for text in long]
+    return [text for text in literals if len(re.findall("[a-z]", text)) >= FIXED]
 
 
 def is_said(heading: str) -> bool:
     """Whether the heading is some message of the sources, with its values filled in or left out by ``…``."""
-    return any(message.fullmatch(heading) for message in messages())
+    parted = (message.split(HOLE) for message in messages())
+    near = (parts for parts in parted if max(parts, key=len) in heading)  # the rest needs no pattern
+    return any(re.fullmatch(".*".join(map(re.escape, parts)), heading) for parts in near)
 
 
 @pytest.mark.parametrize("heading", HEADINGS)

@@ -99,6 +99,7 @@ def test_patience_is_of_the_named_set_and_ranks_end_together(tmp_path: Path) -> 
         assert report["evaluations"][name] == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.programs
 def test_a_resume_judges_by_the_set_of_the_checkpoint_unless_it_has_another_name(tmp_path: Path) -> None:
     before = run(tmp_path / "run", Several(), "easy/loss", lr=STANDS_STILL)["best"]
     more: dict[str, Any] = {"lr": STANDS_STILL, "resume": "auto", "max_steps": 6, "resume_changed": "max_steps"}

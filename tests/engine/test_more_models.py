@@ -251,12 +251,14 @@ class PadsLeftOfAll(PadsLeft, WholeBatch):
     """The same with a loss over the global batch."""
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("task", [PadsLeft(), PadsLeftOfAll()], ids=lambda task: type(task).__name__)
 def test_dropout_is_by_row_with_padding_at_the_left(task: Problem, tmp_path: Path) -> None:
     whole, cut = (run(tmp_path / str(size), task, micro_batch_size=size) for size in (8, 1))
     assert [line["train/loss"] for line in cut] == pytest.approx([line["train/loss"] for line in whole], rel=1e-5)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("micro_batch_size", [8, 2])
 def test_each_copy_of_a_row_has_a_gradient_of_its_own(micro_batch_size: int, tmp_path: Path) -> None:
     began: list[nn.Module] = []

@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from itertools import chain
@@ -38,9 +39,15 @@ def test_the_core_names_no_backend() -> None:
             assert not BACKENDS.search(line), f"{file}:{number}: {line.strip()}"
 
 
+@cache
+def imports_of(file: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Every import of a file: at the top, in functions, for types."""
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(file: Path) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything of distcore that ``file`` imports: at the top, in functions, for types."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in imports_of(file):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "distcore":
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -92,7 +99,7 @@ def declared(plugin: Path) -> set[str]:
 def not_public(file: Path, package: str, others: set[str]) -> list[str]:
     """The imports of ``file`` beyond its own package that a stranger may not make: only names in an ``__all__``."""
     imports = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in imports_of(file):
         if isinstance(node, ast.Import):
             roots = {alias.name.split(".")[0] for alias in node.names}
             imports += [f"{file}:{node.lineno}: import {root}" for root in roots if root.startswith("distcore")]
@@ -135,7 +142,7 @@ def imports_within(folder: Path) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, file in modules.items():
         names: set[str] = set()
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in imports_of(file):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

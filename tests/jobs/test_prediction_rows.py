@@ -56,6 +56,7 @@ def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: 
     assert [text for window in pieces for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
 
 
+@pytest.mark.programs
 @pytest.mark.needs("distcore-data")
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) -> None:

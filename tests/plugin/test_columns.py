@@ -184,6 +184,7 @@ def test_a_dry_run_reads_no_whole_column(tmp_path: Path, monkeypatch: pytest.Mon
     assert "first step has 4 micro-batch(es), of 2, 2, 2, 2 rows" in describe(resolved, task.prepare(resolved.config))
 
 
+@pytest.mark.programs
 def test_a_constant_column_is_an_array_of_ones_without_the_memory(tmp_path: Path) -> None:
     class Ones(Problem):
         def prepare(self, config: RunConfig) -> Datasets:

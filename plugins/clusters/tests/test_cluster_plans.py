@@ -184,6 +184,7 @@ def test_a_trainjob_leaves_nodes_and_address_to_the_operator() -> None:
     assert trainer["args"][:4] == ["--no-python", "distcore", "train", "c.yaml"]
 
 
+@pytest.mark.programs
 def test_the_job_is_one_by_the_models_of_the_kubernetes_client() -> None:
     kubernetes = pytest.importorskip("kubernetes", reason="pip install kubernetes, the client")
     api = kubernetes.client.ApiClient()

@@ -45,6 +45,7 @@ def shard_of(source: Path) -> Path:
     return files[min(1, len(files) - 1)]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("form", [*shards.FORMS, "tar.gz"])
 def test_a_shard_that_ends_anywhere_is_refused(tmp_path: Path, form: str) -> None:
     if form == "tar.gz":

@@ -178,6 +178,7 @@ def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
         list(read_records(path, COLUMNS))
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 def test_reading_parquet_starts_no_threads(tmp_path):
     path = write(tmp_path / "a.parquet", text=TEXTS, label=[0, 1, 0, 1])

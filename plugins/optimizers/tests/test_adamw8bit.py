@@ -139,6 +139,7 @@ def squares(device: torch.device) -> Levels:
     return Squares(values, *eight_bits._search_table((values[1:] + values[:-1]) / 2), signed=False)
 
 
+@pytest.mark.programs
 def test_losses_are_those_of_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
     loss, weight = distances()
     assert loss < 2e-5

@@ -52,6 +52,7 @@ def losses(rows: Path, name: str) -> list[float]:
     return [value for line in lines for key, value in line.items() if key in ("train/loss", "train/grad_norm")]
 
 
+@pytest.mark.programs
 def test_a_run_is_padding_free_where_it_gains_and_computes_the_same(
     rows: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
         off.prepare(RunConfig(padding_free="on"))
 
 
+@pytest.mark.programs
 def test_the_rows_that_are_compared_leave_the_random_state_alone(rows: Path) -> None:
     torch.manual_seed(3)
     run(rows, "dropout", dropout=0.1, padding_free="on")

@@ -147,6 +147,7 @@ def test_two_ranks_have_the_losses_of_one(strategy: str, options: dict[str, Any]
         assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=2e-5, abs=1e-6)
 
 
+@pytest.mark.programs
 def test_the_first_loss_beside_the_model_as_it_began_is_log_2(tmp_path: Path) -> None:
     assert run(tmp_path / "run")[0]["train/loss"] == pytest.approx(math.log(2), rel=1e-6)
 

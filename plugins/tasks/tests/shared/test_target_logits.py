@@ -172,6 +172,7 @@ def texts(folder: Path) -> dict[str, Any]:
     return {"task": "masked-lm", "model": "bert-tiny"}
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("job", [prompts, texts])
 def test_targets_in_a_wrong_place_are_found_before_the_first_step(
     job: Callable[[Path], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

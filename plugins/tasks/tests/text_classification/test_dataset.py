@@ -159,6 +159,7 @@ def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch)
     assert first.facts == second.facts
 
 
+@pytest.mark.programs
 def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
     prepared(options)
     code = (

@@ -89,6 +89,7 @@ def test_a_model_that_padding_takes_part_in_is_refused(tmp_path: Path) -> None:
         task.prepare(RunConfig())
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("kind", "side", "batch"),
     [("gpt2", "right", 40), ("xlnet", "left", 1)],  # the pipeline cannot cut XLNet's memory into rows
