@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from distcore_tasks.padding_free.supported_models import DECODERS, ENCODERS, RELATIVE
+
 ROOT = Path(__file__).parents[2]
 CORE = {
     "config/schema.py",  # the key
@@ -47,6 +49,12 @@ def test_a_task_names_it_once_where_it_inherits() -> None:
         text = (ROOT / "plugins/tasks" / name).read_text()
         assert len(re.findall(r"^(?:from|class) .*PaddingFreeOptions.*$", text, re.M)) == 2
         assert len(re.findall(r"padding[ _-]?free", text, re.IGNORECASE)) == 3  # module and class, and the class again
+
+
+def test_the_page_on_data_lists_the_model_types() -> None:
+    _, _, section = (ROOT / "docs/data.md").read_text().partition("## Padding-free computation")
+    listed = re.findall(r"`([\w-]+)`", section.partition("- `auto`")[0])
+    assert listed == [*ENCODERS, *RELATIVE, *RELATIVE, *DECODERS]
 
 
 def test_packing_is_known_to_the_language_model_alone() -> None:

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator
 from distcore import ConfigError, ModelError, OnResume
 from distcore_tasks.causal_lm.dataset import FIRST, Column, SequenceDataset
 from distcore_tasks.causal_lm.shapes import SHAPES
+from distcore_tasks.padding_free.supported_models import DECODERS, why_unknown
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import read_config
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from distcore import RunConfig
 
-MODEL_TYPES = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "gemma", "olmo2", "smollm3")
+UNPACKED = ("gpt_oss",)
+"""Decoders whose attention masks transformers makes without positions: rows of a sequence would see each other."""
+MODEL_TYPES = tuple(kind for kind in DECODERS if kind not in UNPACKED)
 """Model types for which a packed row has the same loss as a separate one. A test builds each of them."""
 SINCE = (4, 53)
 """First version of transformers that derives the borders of rows from positions."""
@@ -80,9 +83,9 @@ class PackingOptions(TaskOptions):
     def _why_not(self) -> str | None:
         """Return the reason why packing may be inexact for the model; ``None`` if it is exact."""
         built_in = SHAPES.get(self.model)
-        kind = built_in.family if built_in else read_config(self.model, self.model_folder())["model_type"]
-        if kind not in MODEL_TYPES:
-            return f"{kind} is none of {', '.join(MODEL_TYPES)}"
+        config = {"model_type": built_in.family} if built_in else read_config(self.model, self.model_folder())
+        if reason := why_unknown(config, MODEL_TYPES):
+            return reason
         if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:
             return f"transformers {version('transformers')} has no packed rows; install 4.53 or newer"
         return None
@@ -120,8 +123,9 @@ class PackedDataset(SequenceDataset):
         """Return the rows ``indices`` as ``SequenceDataset`` does, in tables ``(sequences, longest)``.
 
         A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which restart at 0 with
-        each row, replace ``attention_mask``; ``place`` is that of a token in its row. With
-        ``tells_targets``, ``targets``, ``(targets,)``, has the positions of targets in the flattened ``labels``.
+        each row, replace ``attention_mask``; ``place`` is that of a token in its row, and ``token_mask`` is 0 for
+        padding. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of targets in the flattened
+        ``labels``.
         """
         batch = SequenceDataset.batch(self, indices)  # super() fails in a dataclass with slots
         if self.tells_targets:
@@ -133,7 +137,8 @@ class PackedDataset(SequenceDataset):
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
         # Padding has position 0, too: each padding token is a row of its own, and no other row attends to it.
-        return {"position_ids": (_positions(offset, flags), 0), "place": (offset, 0)}
+        columns = {"position_ids": _positions(offset, flags), "place": offset, "token_mask": np.ones_like(offset)}
+        return {name: (values, 0) for name, values in columns.items()}
 
 
 def pack_dataset(rows: SequenceDataset, *, split_documents: bool) -> PackedDataset:

@@ -77,7 +77,8 @@ class CausalLM(SelectsLogits, CausalOptions):
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
         columns = {"loss": losses, "targets": (labels != IGNORED).float()}
         sums = {name: value.new_zeros(rows).index_add(0, row, value) for name, value in columns.items()}
-        return sums | choices(router, layers, batch["row"].flatten(), batch["attention_mask"].flatten(), rows)
+        counted = batch["token_mask" if "token_mask" in batch else "attention_mask"]  # of rows that share sequences
+        return sums | choices(router, layers, batch["row"].flatten(), counted.flatten(), rows)
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Callable[..., None]) -> Tensor:
         """Return the mean loss over the targets of the global batch, with the load-balancing loss over its tokens."""

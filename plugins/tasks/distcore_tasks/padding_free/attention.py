@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,23 +15,27 @@ from torch.nn.functional import scaled_dot_product_attention
 from distcore import current_masks
 from distcore_tasks.padding_free.token_sequence import Bounds, Group, TokenSequence
 
-NAME = "distcore_rows"
-"""Name of this attention implementation in transformers."""
+SDPA, OWN = "distcore_rows", "distcore_rows_own"
+"""Names of this attention in transformers: for models with ``sdpa``, and for models with attention of their own."""
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """torch's kernels for nested tensors. A CPU only has the last one, without ``is_causal``."""
+Compute = Callable[..., tuple[Tensor, Any]]
+"""An attention function of transformers. It gets a module, queries, keys, values, a mask and options."""
 
 
-def register(compiled: bool) -> None:
-    """Register the attention with transformers as ``NAME``. Without a ``TokenSequence`` it falls back to ``sdpa``.
+def register(before: str, compiled: bool) -> str:
+    """Register the attention with transformers for models with the attention ``before``, and return its name.
 
     ``compiled``: layers are compiled. Their code then ends before attention and goes on after it, because the sizes of
     groups change with each batch.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
-    AttentionInterface.register(NAME, torch.compiler.disable(attend) if compiled else attend)  # type: ignore[no-untyped-call]
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    name, function, mask = (OWN, attend_own, eager_mask) if before == "eager" else (SDPA, attend, sdpa_mask)
+    AttentionInterface.register(name, torch.compiler.disable(function) if compiled else function)  # type: ignore[no-untyped-call]
+    AttentionMaskInterface.register(name, mask)
+    return name
 
 
 def attend(
@@ -40,42 +46,96 @@ def attend(
     attention_mask: Tensor | None,
     *,
     token_sequence: TokenSequence | None = None,
-    position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention within each row of ``token_sequence``; without one, as ``sdpa`` of transformers.
 
     ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; the result is ``(1, tokens, heads, size)``.
-    ``position_bias`` is optional and belongs to the longest row, ``(1, heads, longest, longest)``. A ``query`` shorter
+    The option ``position_bias`` belongs to the longest row, ``(1, heads, longest, longest)``. A ``query`` shorter
     than ``key`` has the first token of each row only, and so has the result.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
 
     if token_sequence is None:
-        attended: tuple[Tensor, None] = sdpa(
-            module, query, key, value, attention_mask, position_bias=position_bias, **options
-        )
-        return attended
-    causal = options.get("is_causal")
-    is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+        return sdpa(module, query, key, value, attention_mask, **options)[0], None
+    causal = _is_causal(module, options)
     if token_sequence.bounds is not None:
-        return _at_once(query, key, value, token_sequence.bounds, **options | {"is_causal": is_causal}), None
+        return _at_once(query, key, value, token_sequence.bounds, **options | {"is_causal": causal}), None
+    return _in_groups(sdpa, module, query, key, value, token_sequence, options), None
+
+
+def attend_own(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    token_sequence: TokenSequence | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Compute the same by the eager attention of the module's own model, such as with capped scores or sinks."""
+    own = next(
+        vars(sys.modules[kind.__module__])["eager_attention_forward"]
+        for kind in type(module).__mro__
+        if "eager_attention_forward" in vars(sys.modules[kind.__module__])
+    )
+    if token_sequence is None:
+        return own(module, query, key, value, attention_mask, **options)[0], None
+
+    def compute(module: nn.Module, query: Tensor, *states: Any, **options: Any) -> tuple[Tensor, Any]:
+        *keys, seen = states
+        if seen is None and _is_causal(module, options):
+            seen = _window(query.shape[2], None, query.device)
+        added = None if seen is None else torch.where(seen, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+        done: tuple[Tensor, Any] = own(module, query, *keys, added, **options)
+        return done
+
+    return _in_groups(compute, module, query, key, value, token_sequence, options), None
+
+
+def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
+    causal = options.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if causal is None else causal)
+
+
+def _in_groups(
+    compute: Compute,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequence: TokenSequence,
+    options: dict[str, Any],
+) -> Tensor:
+    """Compute attention group by group, and return ``(1, tokens, heads, size)``."""
+    causal, window, bias = _is_causal(module, options), options.get("sliding_window"), options.get("position_bias")
     # One split, because autograd joins its gradients. It would pad those of separate slices with zeros, and sum them.
-    sizes = [group.stop - group.start for group in token_sequence.groups]
+    sizes = [group.stop - group.start for group in sequence.groups]
     firsts = query.shape[2] < key.shape[2]
-    asking = _cut(query, [group.rows for group in token_sequence.groups] if firsts else sizes)
+    asking = _cut(query, [group.rows for group in sequence.groups] if firsts else sizes)
     parts = []
     masks = current_masks() if module.training and options.get("dropout") else None
     with masks.one_call() if masks else nullcontext():
-        for group, q, k, v in zip(token_sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
+        for group, q, k, v in zip(sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
             q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
             k, v = _rows(k, group), _rows(v, group)
-            bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
-            mask = None if is_causal else group.mask  # padding is at the end, where no real token attends to it
+            if bias is not None:
+                options = options | {"position_bias": bias[:, :, : group.longest, : group.longest]}
+            mask = group.mask
+            if causal:  # padding is at the end, where no real token attends to it
+                mask = _window(group.longest, window, q.device) if window and window < group.longest else None
             with masks.some_rows(group.numbers) if masks else nullcontext():
-                made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
+                made = compute(module, q, k, v, mask, **options)[0].flatten(0, 1)
             parts.append(made if firsts or group.real is None else made.index_select(0, group.real))
-    return torch.cat(parts)[None], None
+    return torch.cat(parts)[None]
+
+
+def _window(tokens: int, window: int | None, device: torch.device) -> Tensor:
+    """Return which of a row's ``tokens`` each sees, bool ``(1, 1, tokens, tokens)``: the last ``window`` up to it."""
+    at = torch.arange(tokens, device=device)
+    back = at[:, None] - at
+    return ((back >= 0) & (back < (window or tokens)))[None, None]
 
 
 def _cut(states: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

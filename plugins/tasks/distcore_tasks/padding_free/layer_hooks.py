@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import maxsize
 from typing import Any
 
 import torch
 from torch import nn
 
 from distcore import current_masks, has_jagged_attention
-from distcore_tasks.padding_free.attention import NAME, register
+from distcore_tasks.padding_free.attention import SDPA, register
 from distcore_tasks.padding_free.cls_only_last_layer import compute_first_only
 from distcore_tasks.padding_free.supported_models import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
 from distcore_tasks.padding_free.token_sequence import TokenSequence, sequence_of
@@ -26,13 +27,13 @@ def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[],
     from transformers import PreTrainedModel
 
     compiled = any("forward" in vars(module) for module in model.modules())
-    register(compiled)
     whole: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     kind, before = whole.config.model_type, whole.config._attn_implementation
     layers = _encoder(whole) if kind in RELATIVE else whole.base_model
     if read == "first" and not gives_first(whole.config.to_dict()):
         read = "any"
-    whole.set_attn_implementation(NAME)
+    name = register(before, compiled)
+    whole.set_attn_implementation(name)
 
     def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any] | None:
         return _as_sequence(kind, layers, given, named)
@@ -79,8 +80,8 @@ def _as_sequence(
         return None
     if inputs.get("past_key_values") is not None:
         return None
-    at_once = kind not in RELATIVE and has_jagged_attention(mask.device) and _fits(layers.config)
-    sequence = sequence_of(mask, at_once=at_once)
+    jagged = has_jagged_attention(mask.device)
+    sequence = sequence_of(mask, longest_at_once=_longest_at_once(kind, layers.config) if jagged else 0)
     if masks := current_masks():
         rows = sequence.rows.index_select(0, sequence.first)
         masks.set_places(rows, torch.zeros_like(rows))  # for a layer that computes the first tokens only
@@ -99,10 +100,15 @@ def _as_sequence(
     return (), inputs | {"token_sequence": sequence}
 
 
-def _fits(config: Any) -> bool:
-    """Return True if the kernels for nested tensors support the size of an attention head."""
+def _longest_at_once(kind: str, config: Any) -> int:
+    """Return the tokens of the longest row that kernels for nested tensors can compute: they have no windows.
+
+    They also have neither biases nor capped scores, and only some sizes of attention heads; then it is 0.
+    """
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return size % 8 == 0
+    if kind in RELATIVE or config._attn_implementation != SDPA or size % 8:
+        return 0
+    return getattr(config, "sliding_window", None) or maxsize
 
 
 def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Read) -> Any:

@@ -97,13 +97,15 @@ class TokenSequence:
         return hidden if self.order is None else hidden.index_select(1, self.order)
 
 
-def sequence_of(mask: Tensor, at_once: bool = False) -> TokenSequence:
+def sequence_of(mask: Tensor, longest_at_once: int = 0) -> TokenSequence:
     """Return the sequence of a micro-batch with this ``mask``, ``(rows, places)``, 1 for real tokens.
 
-    ``at_once``: attention takes one call for all rows, instead of one per group of like length.
+    If no row has more than ``longest_at_once`` tokens, attention takes one call for all rows, instead of one per group
+    of like length.
     """
     on_cpu = mask.detach().cpu().numpy().astype(bool)
     lengths = on_cpu.sum(1)
+    at_once = int(lengths.max(initial=0)) <= longest_at_once
     # Sorted by length, the rows of a group are consecutive, so that a group is a slice of the sequence.
     rows = np.arange(len(lengths)) if at_once else np.argsort(lengths, kind="stable")
     sizes = lengths[rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -50,18 +50,20 @@ def gradient(model: nn.Module, loss: Any) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
+@pytest.mark.parametrize("packing", ["off", "on"])
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
 def test_loss_and_gradient_of_a_cut_batch_are_those_of_transformers_on_the_whole(
-    kind: str, data: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, packing: Literal["off", "on"], data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(data)
-    rows: Any = task.prepare(RunConfig()).train
+    rows: Any = task.prepare(RunConfig(padding_free=packing)).train
     config: Any = AutoConfig.for_model(kind, **SIZES)
     monkeypatch.setattr(CausalLM, "router", lambda self: Router(4, 2, 0.05))
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config).train()
-    whole = rows.batch(np.arange(12))
+    assert rows.pads is (packing == "off")
+    whole = (rows.padded() if packing == "on" else rows).batch(np.arange(12))
     answer = model(input_ids=whole["input_ids"], attention_mask=whole["attention_mask"], use_cache=False)
     labels = whole["labels"].flatten()
     expected = cross_entropy(answer.logits.flatten(0, 1), labels, ignore_index=-100) + 0.05 * answer.aux_loss

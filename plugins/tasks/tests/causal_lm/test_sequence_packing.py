@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from padding_free_models import BOTH, FEW, WINDOWED, causal_lm_of, programs_but_for_few
 from row_mask_cases import RUN, forward_of, with_dropout
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
@@ -22,29 +22,23 @@ from distcore_tasks.causal_lm.dataset import (
     finish_sequences,
     open_sequences,
 )
-from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, pack_dataset
+from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, UNPACKED, pack_dataset
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.shared.jagged import IGNORED
 
 VOCABULARY = 60
 LENGTHS = [7, 1, 12, 3, 12, 5]
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
-    "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None,
-}  # fmt: skip
-GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+ATTENTIONS = [
+    (kind, attention)
+    for kind in MODEL_TYPES
+    for attention in (("eager",) if kind == "gemma2" else ("sdpa", "eager") if kind in BOTH else ("sdpa",))
+]
 
 
 def model_of(kind: str, attention: str) -> Any:
-    """A model of random, large weights."""
-    torch.manual_seed(0)
-    shape = AutoConfig.for_model(kind, **(GPT2 if kind == "gpt2" else SMALL))
-    model: Any = AutoModelForCausalLM.from_config(shape, attn_implementation=attention)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+    """A model of random, large weights whose windows, if any, are shorter than the rows."""
+    return causal_lm_of(kind, attn_implementation=attention, **{"sliding_window": 4} if kind in WINDOWED else {}).eval()
 
 
 @pytest.fixture
@@ -74,14 +68,22 @@ def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[floa
     return [float(loss) for loss in outputs["loss"]]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", MODEL_TYPES)
+@pytest.mark.parametrize(("kind", "attention"), programs_but_for_few(ATTENTIONS))
 def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, folder: Path) -> None:
     model = model_of(kind, attention)
     one_document = [0, 1, 3, 4, 5]
     alone = [losses(model, folder, [row], packed=False)[0] for row in one_document]
     assert losses(model, folder, one_document, packed=True) == pytest.approx(alone, rel=1e-5)
     assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", UNPACKED)
+def test_rows_of_other_decoders_see_each_other_in_a_sequence(kind: str, folder: Path) -> None:
+    model = model_of(kind, "eager")
+    rows = [0, 1, 3, 4, 5]
+    assert losses(model, folder, rows, packed=True) != pytest.approx(
+        losses(model, folder, rows, packed=False), rel=0.01
+    )
 
 
 def losses_and_gradient(model: Any, dataset: Any, cuts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,9 +124,9 @@ def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
     assert batch["input_ids"].shape == (4, 12)
 
 
-@pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -> None:
-    model = model_of(kind, "sdpa")
+@pytest.mark.parametrize(("kind", "attention"), [case for case in ATTENTIONS if case[0] in FEW])
+def test_a_document_sees_nothing_of_the_one_before_it(kind: str, attention: str, folder: Path) -> None:
+    model = model_of(kind, attention)
     dataset = rows_of(folder, packed=True)
     batch = dataset.batch(np.asarray([2, 0]))
     assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from padding_free_models import CASES, LENGTHS, batch, model_of
+from padding_free_models import CASES, FEW, LENGTHS, batch, model_of
 from row_mask_cases import RUN, forward_of, with_dropout
 from torch import Tensor
 
@@ -40,7 +40,7 @@ def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, 
         ids, seen = tokens[rows][:, places], mask[rows][:, places]
         labels = {"labels": torch.where(seen > 0, ids, -100)} if head == "decoder" else {}
         with forward_of(ROWS[rows]):
-            logits = model(input_ids=ids, attention_mask=seen, **labels).logits
+            logits = model(input_ids=ids, attention_mask=seen, **labels)[0 if head != "decoder" else "logits"]
         logits = logits if head == "row classifier" else logits_of_tokens(logits, seen)
         per_row = [1] * len(rows) if head == "row classifier" else [LENGTHS[row] for row in rows]
         parts = logits.split(per_row)
@@ -59,7 +59,9 @@ WHOLE = [list(range(len(LENGTHS)))]
 CUT = [[5], [0, 7, 1], [2, 3, 4, 6]]
 
 
-@pytest.mark.parametrize(("head", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("head", "kind"), [pytest.param(*case, marks=() if case[1] in FEW else pytest.mark.slow) for case in CASES]
+)
 def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str) -> None:
     model = with_dropout(model_of(head, kind), 0.2)
     logits, gradient = answers(head, model, WHOLE)

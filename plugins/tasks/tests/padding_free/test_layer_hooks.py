@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import maxsize
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from padding_free_models import CASES, COMMON, LENGTHS, SMALL, answers, batch, model_of
+from padding_free_models import (
+    BOTH,
+    CASES,
+    COMMON,
+    LENGTHS,
+    SMALL,
+    WINDOWED,
+    answers,
+    batch,
+    model_of,
+    programs_but_for_few,
+    small_config,
+)
 from torch import Tensor
 
-from distcore_tasks.padding_free import layer_hooks, token_sequence
+from distcore_tasks.padding_free import attention, layer_hooks, token_sequence
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import (
     DECODERS,
@@ -25,7 +38,7 @@ from distcore_tasks.padding_free.supported_models import (
 from distcore_tasks.padding_free.token_sequence import Bounds, TokenSequence
 
 
-@pytest.mark.parametrize(("head", "kind"), CASES)
+@pytest.mark.parametrize(("head", "kind"), programs_but_for_few(CASES))
 def test_outputs_and_gradients_are_those_of_padded_rows(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
@@ -45,7 +58,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize(("head", "kind"), [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE)])
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE, "gemma2", "gpt_oss", "mistral")],  # the last in groups
+)
 def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
@@ -53,6 +69,13 @@ def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind:
     answer, padding_free = answers(head, model)
     assert (answer - logits).abs().max() < 2e-6 * logits.abs().max()
     assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("llama", maxsize), ("mistral", 8), ("gemma2", 0), ("t5", 0)])
+def test_rows_that_are_longer_than_a_window_attend_in_groups(kind: str, longest: int) -> None:
+    model = model_of("token classifier", kind)
+    enable_padding_free(model)
+    assert layer_hooks._longest_at_once(kind, model.config) == longest
 
 
 @pytest.mark.usefixtures("at_once")
@@ -76,7 +99,7 @@ def test_blocks_that_are_computed_again_in_the_backward_pass(head: HeadName, kin
     assert (answers(head, model)[1] - gradient).norm() < 2e-6 * gradient.norm()
 
 
-@pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
+@pytest.mark.parametrize("kind", [*ENCODERS, *BOTH, "gemma2", "mistral"])
 def test_half_precision_keeps_its_dtype(kind: str) -> None:
     model = model_of("row classifier", kind)
     enable_padding_free(model, read="first")
@@ -112,12 +135,27 @@ def test_an_attention_that_nobody_measured_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"use_sliding_window": True}, {"layer_types": ["full_attention", "sliding_attention"]}]
+    ("kind", "change", "reason"),
+    [
+        ("qwen2_moe", {"use_sliding_window": True}, "has layers whose tokens see a window of their row"),
+        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "has layers whose tokens see a window of their row"),
+        ("llama", {"layer_types": ["full_attention", "conv"]}, "has layers of type conv"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attends to later tokens, too"),
+    ],
 )
-def test_a_window_that_tokens_see_is_not_left_out(change: dict[str, Any]) -> None:
-    shape = transformers.AutoConfig.for_model("qwen2").to_dict()
+def test_an_attention_that_is_not_told_is_refused(kind: str, change: dict[str, Any], reason: str) -> None:
+    shape = small_config(kind).to_dict()
     assert why_not(shape, DECODERS) is None
-    assert why_not(shape | change, DECODERS) == "this qwen2 has layers whose tokens see a window of their row"
+    assert why_not(shape | change, DECODERS) == f"this {kind} {reason}"
+
+
+@pytest.mark.parametrize("kind", programs_but_for_few(WINDOWED))
+def test_this_page_sees_a_window_that_is_ignored(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, right = model_of("token classifier", kind), attention._window
+    logits, _ = answers("token classifier", model)
+    monkeypatch.setattr(attention, "_window", lambda tokens, window, device: right(tokens, None, device))
+    enable_padding_free(model)
+    assert (answers("token classifier", model)[0] - logits).abs().max() > 1e-2 * logits.abs().max()
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows.mul(0), lambda rows: rows.roll(1, 1)])

@@ -55,6 +55,11 @@ def test_a_row_without_a_token_is_in_no_group_and_comes_back_as_zeros() -> None:
     assert rows.padded(torch.ones(1, 3, 1))[..., 0].tolist() == [[1, 1], [0, 0], [1, 0]]
 
 
+def test_rows_attend_at_once_unless_one_is_too_long() -> None:
+    assert [len(sequence_of(mask_of(3, 1), longest).groups) for longest in (3, 2, 0)] == [0, 1, 1]
+    assert sequence_of(mask_of(3, 1), 3).bounds is not None
+
+
 def test_padding_may_stand_on_the_left() -> None:
     rows = sequence_of(mask_of(3, 1).flip(1))
     assert rows.places.tolist() == [5, 0, 1, 2]
