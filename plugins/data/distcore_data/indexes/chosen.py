@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -11,6 +11,8 @@ BLOCK = 512
 """Bytes, of eight rows each, whose rows are counted."""
 AT_ONCE = 2**16
 """Rows that are looked at in one go."""
+SPARSE = 64
+"""Rows per chosen one above which those between are not looked at."""
 ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
@@ -35,8 +37,11 @@ class ChosenRows:
     def of_blocks(cls, rows: int, blocks: Iterable[np.ndarray]) -> ChosenRows:
         """Return the rows whose numbers are in ``blocks``, one after the other ascending int64, of so many."""
         bits = np.zeros(-(-rows // 8), np.uint8)
-        for block in filter(len, blocks):
-            first = int(block[0]) // 8
+        for block in filter(len, chain.from_iterable(map(_blocks, blocks))):
+            first, span = int(block[0]) // 8, int(block[-1]) - int(block[0])
+            if span > SPARSE * len(block):
+                np.bitwise_or.at(bits, block // 8, (128 >> block % 8).astype(np.uint8))
+                continue
             chosen = np.zeros(int(block[-1]) + 1 - first * 8, bool)
             chosen[block - first * 8] = True
             packed = np.packbits(chosen)

@@ -15,7 +15,7 @@ import numpy as np
 from distcore import DataError
 from distcore_data.cache import byte_setting
 from distcore_data.fetching import REMOTE, TRIES, of_remote, present, shown
-from distcore_data.files import check_source, source_name, source_parts
+from distcore_data.files import check_source, indexed_files, source_name, source_parts
 from distcore_data.formats import FOLDERS, format_of, parts_of, read_rows, take_rows
 from distcore_data.formats.arrow_rows import NEAR
 from distcore_data.formats.columns import Columns, CutError, Record, RowError, row_error, until_cut
@@ -62,6 +62,11 @@ class IndexedRows:
     def __reduce__(self) -> tuple[Any, tuple[Path | Split, Columns]]:
         """Let another process open the index itself: it maps the same file, and knows the copies of remote files."""
         return partial(IndexedRows, whole=self._whole), (self._source, self._columns)
+
+    def files(self) -> list[tuple[str, str, int]]:
+        """Return name, SHA-256 and number of rows of each file, in order; of shards that a listing counts no rows."""
+        files = indexed_files(self._source)
+        return [(shown(file), one.digest, one.rows) for file, one in zip(files, index_files(files)[0], strict=True)]
 
     def __len__(self) -> int:
         """Return the number of rows, with those that cannot be read."""

@@ -107,7 +107,7 @@ class SequenceDataset:
         columns |= self._order(offset, self.arrays.flags[at])
         batch = {name: _table(shape, place, *column) for name, column in columns.items()}
         batch["lengths"] = torch.from_numpy(lengths)
-        return batch | self._prompts(indices) if self.prompts else batch
+        return batch | self.prompts_of(indices, indices < self.prompts) if self.prompts else batch
 
     def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the line of each row in the table, and its first column there, both int64, ``(n,)``."""
@@ -117,10 +117,14 @@ class SequenceDataset:
         """Return the column that defines attention, by name. ``offset``: place of each token in its row."""
         return {"attention_mask": (np.ones_like(offset), 0)}
 
-    def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the tokens before each row's first target. A document gives its first half, up to ``PROMPT``."""
+    def prompts_of(self, indices: np.ndarray, asked: np.ndarray) -> dict[str, Tensor]:
+        """Return the tokens before the first target of rows, if ``asked``, bool ``(n,)``.
+
+        A document gives its first half, up to ``PROMPT``.
+        """
         none = np.empty(0, np.int64)
-        return left_padded([self._prompt(row) if row < self.prompts else none for row in indices.tolist()], self.pad)
+        pairs = zip(indices.tolist(), asked.tolist(), strict=True)
+        return left_padded([self._prompt(row) if wanted else none for row, wanted in pairs], self.pad)
 
     def _prompt(self, index: int) -> np.ndarray:
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])

@@ -58,7 +58,6 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
             "model": "other rows",  # its tokenizer makes the tokens
             "max_seq_len": "other rows",
             "end_documents": "other rows",
-            "stream": "other rows",
             "max_new_tokens": "free",
             "samples": "free",
             "tokenizer": "free",  # the tokens that it makes are compared
@@ -79,8 +78,6 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
     """Length of a row in tokens: documents are cut into blocks of this size, longer conversations are truncated."""
     end_documents: bool = True
     """Whether an end token follows each document; false: documents are joined as they are, as run_clm does."""
-    stream: bool = False
-    """Read and tokenize rows when their step comes, whole documents too: of ``data`` only an index is stored."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation generates, greedily, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore import DataError, Dataset
-from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
+from distcore import DataError
+from distcore_tasks.causal_lm.dataset import Arrays, SequenceDataset, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import encode, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions
@@ -28,7 +28,7 @@ from distcore_tasks.shared.pretrained import (
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, read_stream_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_sets, read_stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -58,10 +58,9 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
         options.max_seq_len,
         options.split_documents,
         options.end_documents,
-        *(["stream"] if options.stream else []),
     ]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
     return _open(entry, options, config, packed)
 
 
@@ -71,11 +70,11 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     placed: dict[str, Any] = {}
     if options.stream:
         corpus = _rows(options.data, options)
-        form, own = corpus.form, replace(options, stream=False, form=corpus.form)
+        form, own = corpus.form, replace(options, form=corpus.form)
         parts_of = partial(read_stream_parts, options, streaming_of(form, options), corpus)
-        stream = parts_of(lambda source: _rows(source, own), seed, folder / "train")
+        stream = parts_of(lambda source: _rows(source, own), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts["train"] = {_UNITS[form]: len(stream.train), "rows": len(stream.train), "rows_cut": 0}
+        facts = {name: {_UNITS[form]: rows, "rows": rows, "rows_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = _parts(options, seed)
         train = parts["train"]
@@ -135,16 +134,15 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
     """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
-    stored = [name for name in facts if not (options.stream and name == "train")]
-    rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in stored}
-    if not options.stream:
-        rows["train"] = in_order(rows["train"], options, config, entry.sources)
-    if packed:
-        rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
-    sets: dict[str, Dataset] = {**rows}
+    layout = partial(pack_dataset, split_documents=options.split_documents) if packed else apart
+
+    def stored(name: str) -> SequenceDataset:
+        rows = open_sequences(entry.folder / name, pad, prompts=prompts[name])
+        return layout(in_order(rows, options, config, entry.sources) if name == "train" else rows)
+
+    sets = open_sets(entry, stored, lambda name: open_corpus(entry, options, layout, name, prompts[name]))
     if options.stream:
-        layout = partial(pack_dataset, split_documents=False) if packed else apart
-        sets["train"] = in_order(open_corpus(entry, options, layout), options, config, entry.sources, entry.sizes)
+        sets["train"] = in_order(sets["train"], options, config, entry.sources, entry.sizes)
     return with_rows(
         TokenizedDatasets,
         sets,

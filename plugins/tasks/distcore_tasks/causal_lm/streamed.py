@@ -35,6 +35,8 @@ class StreamedSequences(StreamedDataset):
     """Token that fills up shorter sequences."""
     layout: Callable[[SequenceDataset], SequenceDataset]
     """Puts the windows of a batch into sequences: ``apart``, or several into one."""
+    prompts: int = 0
+    """Number of rows with a prompt for ``generate``, as ``SequenceDataset`` has them. None of these is cut."""
 
     def row_length(self, row: Encoded) -> int:
         """Return the tokens that a row reads."""
@@ -65,7 +67,13 @@ class StreamedSequences(StreamedDataset):
             batch["place"] = place + torch.from_numpy(offsets)[batch["row"]]
         batch["row"] = torch.from_numpy(owners)[batch["row"]]
         batch["lengths"] = torch.from_numpy(self.lengths[indices])
-        return batch
+        return batch | rows.prompts_of(np.arange(len(indices)), indices < self.prompts) if self.prompts else batch
+
+    def completion(self, index: int) -> np.ndarray:
+        """Return the targets right after a row's prompt, as ``SequenceDataset`` does."""
+        arrays, *_ = _windows(self.rows.at(np.array([index])), self.window, self.pad)
+        row = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=1, content=self.content)
+        return row.completion(0)
 
 
 def tokens_read(row: Encoded) -> int:
@@ -92,13 +100,22 @@ def _windows(rows: Sequence[Encoded], window: int, pad: int) -> tuple[Arrays, np
 
 
 def open_corpus(
-    entry: Entry, options: CausalOptions, layout: Callable[[SequenceDataset], SequenceDataset]
+    entry: Entry,
+    options: CausalOptions,
+    layout: Callable[[SequenceDataset], SequenceDataset],
+    name: str,
+    prompts: int,
 ) -> StreamedSequences:
-    """Return the training rows, with the tokenizer of a cache entry."""
+    """Return a dataset, with the tokenizer of a cache entry. ``prompts``: number of rows with a prompt."""
     form: Form = entry.record["form"]
-    rows, content = open_stream(entry, options, streaming_of(form, options))
+    rows, content = open_stream(entry, options, streaming_of(form, options), name)
     return StreamedSequences(
-        rows=rows, window=options.max_seq_len, pad=int(entry.tokens["pad"]), layout=layout, content=content
+        rows=rows,
+        window=options.max_seq_len,
+        pad=int(entry.tokens["pad"]),
+        layout=layout,
+        prompts=prompts,
+        content=content,
     )
 
 
@@ -116,4 +133,5 @@ def streaming_of(form: Form, options: CausalOptions) -> Streaming:
         encode=partial(encode_some, form, options),
         length=tokens_read,
         settings=[form, options.max_seq_len, options.end_documents],
+        has_rows=form != "documents",  # whose blocks have tokens of several
     )

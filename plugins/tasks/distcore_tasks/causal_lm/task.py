@@ -17,6 +17,7 @@ from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.router import balance, choices
 from distcore_tasks.causal_lm.rows import given_column
 from distcore_tasks.causal_lm.shapes import SHAPES
+from distcore_tasks.causal_lm.streamed import StreamedSequences
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.jagged import IGNORED
@@ -163,7 +164,7 @@ class CausalLM(SelectsLogits, CausalOptions):
             if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
                 line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
-                if isinstance(data.test, SequenceDataset):
+                if isinstance(data.test, SequenceDataset | StreamedSequences):
                     expected = data.test.completion(index).tolist()
                     ends = data.end in expected  # else a document goes on, or the answer was cut
                     line["completion"] = tokenizer.decode(

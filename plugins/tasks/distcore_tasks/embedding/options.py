@@ -67,7 +67,6 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "stream": "other rows",
         "tokenizer": "free",  # the tokens that it makes are compared
         "scale": "ask",
         "symmetric": "ask",
@@ -84,8 +83,6 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Length of a text in tokens; longer texts are cut."""
-    stream: bool = False
-    """Read and tokenize rows when their step comes: of ``data`` only an index is stored."""
     pooling: Pooling | None = None
     """The mean of all tokens, or the first one; null: as a folder of sentence-transformers says, else the mean."""
     scale: Annotated[float, Field(gt=0)] = 20.0

@@ -23,7 +23,7 @@ from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, open_rows, stream_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_rows, open_sets, stream_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
 if TYPE_CHECKING:
@@ -59,16 +59,17 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
     check_model(options)
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len, *(["stream"] if options.stream else [])]
+    settings = [asdict(options.columns), options.max_seq_len]
     entry = CACHED.entry(
-        options, config.seed, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
+        options, config, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
     )
     pad, facts = entry.tokens["pad"], entry.facts
     names = options.columns.names
-    stored = [name for name in facts if not (options.stream and name == "train")]
-    rows: dict[str, Any] = {name: open_texts(entry.folder / name, names, pad) for name in stored}
-    if options.stream:
-        rows["train"] = open_rows(entry, options, streaming_of(options), partial(stored_texts, names, int(pad)))
+    rows = open_sets(
+        entry,
+        lambda name: open_texts(entry.folder / name, names, pad),
+        partial(open_rows, entry, options, streaming_of(options), partial(stored_texts, names, int(pad))),
+    )
     return with_rows(
         TextsDatasets,
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
@@ -96,12 +97,10 @@ def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dic
     facts: dict[str, dict[str, int]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(
-            options, streaming_of(options), lambda source: _rows(source, options), seed, folder / "train"
-        )
+        stream = stream_parts(options, streaming_of(options), lambda source: _rows(source, options), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        rows = len(stream.train)
-        facts["train"] = {"rows": rows, "texts": rows * len(options.columns.names), "texts_cut": 0}
+        texts = len(options.columns.names)
+        facts = {name: {"rows": rows, "texts": rows * texts, "texts_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
         tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows

@@ -46,15 +46,12 @@ class ImageOptions(TaskOptions):
         "columns": "free",
         "model": "ask",
         "augment": "ask",
-        "stream": "other rows",
     }
 
     model: str = "conv-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "digits"
     """Folder with a folder of images per class, files (.parquet .arrow .tar .npz), shards, or a dataset."""
-    stream: bool = False
-    """Read and decode images when their step comes: of ``data`` only an index and labels are stored."""
     eval_data: str | dict[str, str] | None = None
     """Folder or file to evaluate on, instead of a part of ``data``. Repeated with names for several sets."""
     test_data: str | None = None

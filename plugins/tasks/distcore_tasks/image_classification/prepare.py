@@ -22,6 +22,7 @@ from distcore_tasks.image_classification.stream_sources import NumberedImages
 from distcore_tasks.image_classification.streamed import AugmentedStream, StreamedImages, streamed_dataset
 from distcore_tasks.shared.arrays import count_numbers
 from distcore_tasks.shared.bad_rows import bad_rows_warnings
+from distcore_tasks.shared.changed_files import File, check_files
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
@@ -31,7 +32,7 @@ from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import check_filter, data_warnings, say_embedded
 from distcore_tasks.shared.streams.preparing import check_stream
-from distcore_tasks.shared.tokenized import by_field
+from distcore_tasks.shared.tokenized import by_field, fetching_warnings
 
 if TYPE_CHECKING:
     from distcore import RunConfig
@@ -58,6 +59,8 @@ class ImageDatasets(Datasets):
     """Preprocessing of pixels for the model."""
     bad_rows: tuple[str, ...] = ()
     """A line for each image that was passed over."""
+    files: tuple[File, ...] = ()
+    """The files of a stream."""
 
 
 def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
@@ -80,6 +83,8 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
         )
 
     images = rows_of(options.data)
+    files = images.values.rows.files() if isinstance(images, NumberedImages) else []
+    check_files(files, options, config)
     preprocessing = trained or Preprocessing(size=_size(options, images))
     labels = in_order_of_head(distinct_labels(images), options)
     classes = [str(label) for label in labels]
@@ -105,6 +110,7 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
         },
         warnings=(*_warnings(parts, classes, options), *bad_rows_warnings(bad_rows)),
         bad_rows=bad_rows,
+        files=tuple(files),
         classes=tuple(classes),
         labels=tuple(labels),
         preprocessing=preprocessing,
@@ -187,11 +193,10 @@ def _warnings(
     yield from data_warnings(options)
     yield from other_head(classes, options)
     evaluation, rows = next(part for name, part in parts.items() if name.startswith("evaluation"))
-    if options.eval_data is None and isinstance(rows, StreamedImages) and not rows.rows.have_room:
-        what = "evaluation rows are in all files, which the cache does not hold, so each evaluation fetches all"
-        yield f"{evaluation.name}: {what}; give --eval-data a file"
+    yield from fetching_warnings({name: rows for name, (_, rows) in parts.items()})
     sources = {"data": parts["train"][0], "eval_data": evaluation}
     stored = (source for source, _ in parts.values() if isinstance(source, Images))
     yield from dict.fromkeys(line for source in stored for line in source.warnings)
-    for source, line in check_classes(sources["data"], rows.labels[:], classes, options.eval_data is not None):
+    counts = count_numbers(rows.labels, len(classes))
+    for source, line in check_classes(sources["data"], counts, classes, options.eval_data is not None):
         yield f"{sources[source].name}: {line}"

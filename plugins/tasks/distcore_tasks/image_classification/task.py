@@ -18,6 +18,7 @@ from distcore_tasks.image_classification.preprocessing import read_preprocessing
 from distcore_tasks.image_classification.streamed import StreamedImages
 from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
 from distcore_tasks.shared.bad_rows import write_bad_rows
+from distcore_tasks.shared.changed_files import write_files
 from distcore_tasks.shared.classification.predictions import (
     class_lines,
     class_metrics,
@@ -82,12 +83,13 @@ class ImageClassification(ImageOptions):
         return unlabeled_images(rows.file, images, _images(data).preprocessing)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write ``labels.json`` and ``preprocessor_config.json``, which predictions need besides weights."""
+        """Write ``labels.json`` and ``preprocessor_config.json``, which predictions need, and lists."""
         data = _images(data)
         folder.mkdir(parents=True, exist_ok=True)
         write_labels(folder, data.labels)
         data.preprocessing.save(folder)
         write_bad_rows(folder, data.bad_rows)
+        write_files(folder, data.files)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, from the files of ``save``; ``None`` if there are none."""

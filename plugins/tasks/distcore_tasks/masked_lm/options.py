@@ -45,7 +45,6 @@ class MaskedOptions(PaddingFreeOptions, CrossEntropyOptions, head="masked tokens
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
         "split_texts": "other rows",
-        "stream": "other rows",
         "mask_probability": "other rows",
         "tokenizer": "free",  # the tokens that it makes are compared
     }
@@ -64,5 +63,3 @@ class MaskedOptions(PaddingFreeOptions, CrossEntropyOptions, head="masked tokens
     """Split a longer text into several rows; otherwise cut it."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Fraction of the tokens of a row to mask and predict, at least one."""
-    stream: bool = False
-    """Read and tokenize texts when their step comes: of ``data`` only an index is stored."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore import DataError, Dataset
+from distcore import DataError
 from distcore_tasks.masked_lm.dataset import Masking, open_rows, write_rows
 from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.masked_lm.encode import encode, make_tokenizer, ordinary_tokens
@@ -28,7 +29,7 @@ from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, stream_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_sets, stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -50,27 +51,25 @@ def prepare_masked(options: MaskedOptions, config: RunConfig) -> TokenizedDatase
         own = "a text is one row, which is cut to max_seq_len: --set task_options.split_texts=false"
         check_stream(options, {"split_texts": options.split_texts and own})
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
-    settings += ["stream"] if options.stream else []
     size = options.tokenizer.vocab_size if options.from_scratch else 0  # a pretrained model has its own vocabulary
-    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
     ordinary = np.load(entry.folder / "ordinary.npy", allow_pickle=False)
     masking = Masking(
         probability=options.mask_probability, ordinary=ordinary, seed=config.seed, **entry.record["masking"]
     )
     facts, pad = entry.facts, entry.tokens["pad"]
-    stored = {
-        name: open_rows(entry.folder / name, pad, masking, varying=name == "train")
-        for name in facts
-        if not (options.stream and name == "train")
-    }
+    sets = open_sets(
+        entry,
+        lambda name: open_rows(entry.folder / name, pad, masking, varying=name == "train"),
+        partial(open_texts, entry, options, masking),
+    )
+    stored = {name: rows for name, rows in sets.items() if name not in entry.streamed}
     for name, rows in stored.items():
         facts[name]["targets"] = int(rows.items.sum())
     empty = sum(int((rows.items == 0).sum()) for rows in stored.values())
-    train = open_texts(entry, options, masking) if options.stream else stored["train"]
-    sets: dict[str, Dataset] = {**stored, "train": in_order(train, options, config, entry.sources, entry.sizes)}
     return with_rows(
         TokenizedDatasets,
-        sets,
+        sets | {"train": in_order(sets["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*data_warnings(options), *_warnings(facts, empty, options)),
@@ -83,11 +82,9 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
     facts: dict[str, dict[str, object]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(
-            options, streaming_of(options), lambda source: _texts(source, options), seed, folder / "train"
-        )
+        stream = stream_parts(options, streaming_of(options), lambda source: _texts(source, options), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts["train"] = {"texts": len(stream.train), "rows": len(stream.train), "texts_cut": 0}
+        facts = {name: {"texts": rows, "rows": rows, "texts_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda source: _texts(source, options), seed)
         tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedMasks(StreamedDataset):
-    """Training rows with the masks of one epoch, which depend on seed, epoch and row only."""
+    """Rows with the masks of one epoch, which depend on seed, epoch and row only."""
 
     masking: Masking
     """Settings of the masking."""
     pad: int
     """Padding token."""
     epoch: int = 0
-    """Epoch of the masks."""
+    """Epoch of the masks; always 0 for evaluation."""
     tells_targets: bool = False
     """True if batches contain the positions of their targets."""
 
@@ -57,9 +57,9 @@ class StreamedMasks(StreamedDataset):
         return with_positions(batch) if self.tells_targets else batch
 
 
-def open_texts(entry: Entry, options: MaskedOptions, masking: Masking) -> StreamedMasks:
-    """Return the training rows, with the tokenizer of a cache entry."""
-    rows, content = open_stream(entry, options, streaming_of(options))
+def open_texts(entry: Entry, options: MaskedOptions, masking: Masking, name: str) -> StreamedMasks:
+    """Return a dataset, with the tokenizer of a cache entry."""
+    rows, content = open_stream(entry, options, streaming_of(options), name)
     return StreamedMasks(rows=rows, masking=masking, pad=int(entry.tokens["pad"]), content=content)
 
 

@@ -48,7 +48,6 @@ class PairOptions(TaskOptions):
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "stream": "other rows",
         "tokenizer": "free",  # the tokens that it makes are compared
     }
 
@@ -62,8 +61,6 @@ class PairOptions(TaskOptions):
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Tokens of a prompt with its answer; longer ones are cut."""
-    stream: bool = False
-    """Read and tokenize rows when their step comes: of ``data`` only an index is stored."""
 
     @property
     def mismatched(self) -> bool:

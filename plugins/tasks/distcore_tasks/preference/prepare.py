@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, Refuse, read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, stream_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_sets, stream_parts
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
 if TYPE_CHECKING:
@@ -39,21 +40,20 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
         check_length(options.model, options.model_folder(), options.max_seq_len)
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len, *(["stream"] if options.stream else [])]
+    settings = [asdict(options.columns), options.max_seq_len]
     entry = CACHED.entry(
         options,
-        config.seed,
+        config,
         settings,
         options.tokenizer.vocab_size,
         lambda folder: _build(folder, options, config.seed),
     )
     pad, facts = entry.tokens["pad"], entry.facts
-    stored = [name for name in facts if not (options.stream and name == "train")]
-    rows: dict[str, Any] = {
-        name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched) for name in stored
-    }
-    if options.stream:
-        rows["train"] = open_streamed(entry, options)
+    rows = open_sets(
+        entry,
+        lambda name: open_preferences(entry.folder / name, pad, mismatched=options.mismatched),
+        partial(open_streamed, entry, options),
+    )
     return with_rows(
         TokenizedDatasets,
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
@@ -69,11 +69,9 @@ def _build(folder: Path, options: PairOptions, seed: int) -> tuple[Any, dict[str
     facts: dict[str, dict[str, int]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(
-            options, streaming_of(options), lambda source: _rows(source, options), seed, folder / "train"
-        )
+        stream = stream_parts(options, streaming_of(options), lambda source: _rows(source, options), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts["train"] = {"rows": len(stream.train), "rows_cut": 0}
+        facts = {name: {"rows": rows, "rows_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
         tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows

@@ -44,9 +44,9 @@ def streaming_of(options: PairOptions) -> Streaming:
     )
 
 
-def open_streamed(entry: Entry, options: PairOptions) -> StreamedRows:
-    """Return the training rows, with the tokenizer of a cache entry."""
-    rows, content = open_stream(entry, options, streaming_of(options))
+def open_streamed(entry: Entry, options: PairOptions, name: str) -> StreamedRows:
+    """Return a dataset, with the tokenizer of a cache entry."""
+    rows, content = open_stream(entry, options, streaming_of(options), name)
     kind = StreamedPreferences if options.mismatched else StreamedRows
     return kind(rows=rows, content=content, stored=partial(_stored, int(entry.tokens["pad"]), options.mismatched))
 

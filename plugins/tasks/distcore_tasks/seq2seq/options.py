@@ -45,7 +45,6 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
         "model": "other rows",  # its tokenizer makes the tokens
         "prefix": "other rows",
         "max_seq_len": "other rows",
-        "stream": "other rows",
         "max_target_len": "other rows",
         "label_smoothing": "ask",
         "max_new_tokens": "free",
@@ -64,8 +63,6 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Length of a source in tokens, with its prefix; longer ones are cut."""
-    stream: bool = False
-    """Read and tokenize rows when their step comes: of ``data`` only an index is stored."""
     max_target_len: Annotated[int, Field(ge=2)] = 64
     """Length of a target in tokens; longer ones are cut."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0

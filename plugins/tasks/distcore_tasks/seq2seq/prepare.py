@@ -18,7 +18,7 @@ from distcore_tasks.seq2seq.models import check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs, schema_of
 from distcore_tasks.seq2seq.scores import check_scores
-from distcore_tasks.seq2seq.streamed import stored_pairs, streaming_of
+from distcore_tasks.seq2seq.streamed import open_streamed, streaming_of
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
@@ -27,7 +27,7 @@ from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import read_rows
 from distcore_tasks.shared.sources import data_warnings, read_source
 from distcore_tasks.shared.splits import Part, read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, open_rows, stream_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_sets, stream_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -49,14 +49,14 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
     if options.stream:
         check_stream(options, {})
     settings = [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len]
-    settings += ["stream"] if options.stream else []
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
     pad, facts = entry.tokens["pad"], entry.facts
-    stored = [name for name in facts if not (options.stream and name == "train")]
-    rows: dict[str, Any] = {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in stored}
-    if options.stream:
-        rows["train"] = open_rows(entry, options, streaming_of(options), partial(stored_pairs, int(pad)))
+    rows = open_sets(
+        entry,
+        lambda name: open_pairs(entry.folder / name, pad, texts=name != "train"),
+        partial(open_streamed, entry, options),
+    )
     return with_rows(
         TokenizedDatasets,
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
@@ -72,11 +72,9 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
     facts: dict[str, dict[str, object]] = {}
     placed: dict[str, Any] = {}
     if options.stream:
-        stream = stream_parts(
-            options, streaming_of(options), lambda source: _rows(source, options), seed, folder / "train"
-        )
+        stream = stream_parts(options, streaming_of(options), lambda source: _rows(source, options), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts["train"] = {"rows": len(stream.train), "sources_cut": 0, "targets_cut": 0}
+        facts = {name: {"rows": rows, "sources_cut": 0, "targets_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
         tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows

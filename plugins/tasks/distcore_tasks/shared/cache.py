@@ -10,15 +10,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distcore_data import cached_folder, files_of, skipping
+from distcore import RunConfig
+from distcore_data import Filtered, IndexedRows, cached_folder, files_of, skipping
+from distcore_tasks.shared.changed_files import File, check_files
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
-from distcore_tasks.shared.sources import check_filter, say_embedded, source_digests
+from distcore_tasks.shared.sources import check_filter, say_embedded, source_digests, source_file
 from distcore_tasks.shared.tokenized import tokens_of
 
 ENTRY = "entry.json"
 """File with the facts of a cache entry."""
+STREAMS = 2
+"""Version of the files of streamed datasets."""
 Build = Callable[[Path], tuple[Any, dict[str, Any]]]
 """Fill a new cache entry, one folder per dataset; return the tokenizer and the entry's record."""
 
@@ -31,6 +35,8 @@ class Entry:
     """The entry."""
     record: dict[str, Any]
     """The record that ``build`` returned, with ``tokens``, the tokenizer's fields of ``TokenizedDatasets``."""
+    files: Sequence[File] = ()
+    """The files of a stream."""
 
     @property
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -53,7 +59,7 @@ class Entry:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of ``TokenizedDatasets``."""
-        return self.tokens | {"bad_rows": tuple(self.bad_rows)}
+        return self.tokens | {"bad_rows": tuple(self.bad_rows), "files": tuple(self.files)}
 
     @property
     def sources(self) -> list[int]:
@@ -66,6 +72,12 @@ class Entry:
         """The mean length of the rows of each source of a mixture, where rows are streamed and it counts."""
         sizes: list[float] = self.record.get("sizes", [])
         return sizes
+
+    @property
+    def streamed(self) -> list[str]:
+        """Names of the datasets whose rows are read when their step comes; the entry says which these are."""
+        streamed: list[str] = self.record.get("streamed", [])
+        return streamed
 
     @property
     def tokenizer(self) -> Path:
@@ -87,19 +99,26 @@ class CachedDatasets:
     """Everything that the rows of embedded datasets depend on, except for the Python version."""
 
     def entry(
-        self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int, build: Build
+        self, options: TaskOptions, config: RunConfig, settings: Sequence[object], vocab_size: int, build: Build
     ) -> Entry:
         """Return the cache entry of these options; ``build`` fills a missing one.
 
         ``settings``: the options that rows and tokens depend on. ``vocab_size``: that of a built-in model. For an
-        existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError.
+        existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError, on a
+        resume for a file of a stream that has changed.
         """
         check_filter(options)
         if options.data in self.embedded:
             say_embedded(options.data)
-        key = self._key(options, seed, settings, vocab_size)
+        files = list[File]()
+        if options.stream:
+            source = source_file(options.data, self.embedded)
+            assert not isinstance(source, Filtered)  # no filter is given here
+            files = IndexedRows(source, {}, whole=False).files()
+        check_files(files, options, config)
+        key = self._key(options, config.seed, settings, vocab_size)
         folder = cached_folder(self.kind, key, lambda folder: _write(folder, build, options.skip_bad_rows))
-        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")))
+        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")), files)
 
     def _key(self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int) -> str:
         """Return a digest of everything that the content of an entry depends on."""
@@ -113,6 +132,8 @@ class CachedDatasets:
         ]
         if sources := mixed_sources(options):
             facts.append([len(files_of(Path(source).expanduser())) for source in sources])
+        if options.stream:
+            facts.append({"stream": STREAMS})
         if options.skip_bad_rows:
             facts.append({"skip_bad_rows": options.skip_bad_rows})
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]

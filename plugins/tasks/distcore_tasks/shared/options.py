@@ -114,6 +114,7 @@ class TaskOptions:
         "filter": "free",
         "dropout": "ask",
         "order": "other rows",
+        "stream": "other rows",
     }
 
     model: str
@@ -133,6 +134,8 @@ class TaskOptions:
     """Rows to keep, by a column and a regular expression."""
     order: Order = Order()
     """Order of the training rows."""
+    stream: bool = False
+    """Read and encode rows when their step comes: of sources only an index, labels and few rows are stored."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
 

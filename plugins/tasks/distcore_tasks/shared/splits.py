@@ -140,9 +140,15 @@ def evaluation_rows(name: str, rows: int, fraction: float, seed: int, classes: E
     """
     if rows <= DRAWN:
         return np.flatnonzero(_drawn(name, rows, fraction, seed, classes))
-    evaluation = np.sort(Feistel(rows, seed, 0).rows_at(0, max(1, round(fraction * rows))))
+    order, evaluation = Feistel(rows, seed, 0), np.empty(max(1, round(fraction * rows)), np.int64)
+    for start in range(0, len(evaluation), BLOCK):
+        end = min(start + BLOCK, len(evaluation))
+        evaluation[start:end] = order.rows_at(start, end)
+    evaluation.sort()
     if classes is not None:
-        evaluation = np.setdiff1d(evaluation, _first_of_each(array_blocks(classes)), assume_unique=True)
+        kept = _first_of_each(array_blocks(classes))
+        places = np.searchsorted(evaluation, kept).clip(max=len(evaluation) - 1)
+        evaluation = np.delete(evaluation, places[evaluation[places] == kept])
     if not len(evaluation):
         raise _none_left(name, rows)
     return evaluation

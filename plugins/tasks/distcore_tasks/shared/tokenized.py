@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from distcore import Dataset, Datasets
 from distcore_tasks.shared.bad_rows import bad_rows_warnings, write_bad_rows
+from distcore_tasks.shared.changed_files import File, write_files
 from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
+from distcore_tasks.shared.streams.datasets import StreamedDataset
 
 GENERATED = 64
 """Maximum number of tokens to generate for a row without an answer, if ``max_new_tokens`` is 0."""
@@ -32,6 +34,8 @@ class TokenizedDatasets(Datasets):
     """Folder of the tokenizer, for ``AutoTokenizer``."""
     bad_rows: tuple[str, ...] = ()
     """A line for each row that was passed over."""
+    files: tuple[File, ...] = ()
+    """The files of a stream."""
 
     @cached_property
     def loaded_tokenizer(self) -> Any:
@@ -39,11 +43,12 @@ class TokenizedDatasets(Datasets):
         return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
     def save_files(self, folder: Path) -> None:
-        """Copy the tokenizer's files to ``folder``, list the bad rows there, and create the folder if needed."""
+        """Copy the tokenizer's files to ``folder``, created if needed; list the bad rows and a stream's files there."""
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(self.tokenizer):
             shutil.copy(file, folder)
         write_bad_rows(folder, self.bad_rows)
+        write_files(folder, self.files)
 
 
 D = TypeVar("D", bound=TokenizedDatasets)
@@ -76,8 +81,17 @@ def with_rows(
     **others: Any,
 ) -> D:
     """Return ``sets``, datasets by name, as a ``kind``, with a warning of bad rows."""
-    given = {"warnings": (*warnings, *bad_rows_warnings(bad_rows)), "bad_rows": bad_rows} | others
+    warnings = (*warnings, *bad_rows_warnings(bad_rows), *fetching_warnings(sets))
+    given = {"warnings": warnings, "bad_rows": bad_rows} | others
     return kind(**by_field(sets), tokenizer=tokenizer, **given)
+
+
+def fetching_warnings(sets: Mapping[str, Dataset]) -> Iterator[str]:
+    """Yield a warning for a dataset of whose files an evaluation fetches all, because the cache does not hold them."""
+    for name, rows in sets.items():
+        if name != "train" and isinstance(rows, StreamedDataset) and not rows.rows.have_room:
+            what = f"{name} rows are in files that the cache does not hold, so each evaluation fetches all"
+            yield f"{rows.rows.name}: {what}; raise DISTCORE_REMOTE_BYTES, or name a smaller file"
 
 
 def by_field(sets: Mapping[str, Dataset]) -> dict[str, Any]:

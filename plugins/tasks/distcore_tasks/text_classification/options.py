@@ -73,7 +73,6 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
         "class_names": "free",
         "model": "other rows",  # the model's tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "stream": "other rows",
         "tokenizer": "free",  # a resumed run compares the tokens themselves
     }
 
@@ -91,8 +90,6 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     """Settings of a built-in model's tokenizer."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Length of a row in tokens; longer rows are cut."""
-    stream: bool = False
-    """Read and tokenize rows when their step comes: of ``data`` only an index is stored."""
 
     def __post_init__(self) -> None:
         """Declare the metrics of the problem type. Raises ConfigError for invalid ``class_names``."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from distcore import ConfigError, DataError
+from distcore_data import ChosenRows, Source
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.classification.heads import in_order_of_head, other_head
 from distcore_tasks.shared.classification.parts import LabeledPart, split_parts
@@ -18,8 +19,8 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import data_warnings, read_source, rows_name, source_file, source_label
-from distcore_tasks.shared.streams.preparing import check_stream
+from distcore_tasks.shared.sources import data_warnings, read_source, rows_name, source_label
+from distcore_tasks.shared.streams.preparing import check_stream, open_sets
 from distcore_tasks.shared.streams.values import spread
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
@@ -28,7 +29,7 @@ from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 from distcore_tasks.text_classification.stream_sources import stream_rows
-from distcore_tasks.text_classification.streamed import open_streamed, save_stream
+from distcore_tasks.text_classification.streamed import open_streamed, save_streams
 
 if TYPE_CHECKING:
     from distcore import RunConfig
@@ -60,23 +61,20 @@ def prepare_text(options: TextOptions, config: RunConfig) -> TextDatasets:
     if options.stream:
         check_stream(options, {})
     settings: list[object] = [asdict(options.used_columns), options.problem_type, options.max_seq_len]
-    settings += ["stream"] if options.stream else []
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
     return _open(entry, options, config)
-
-
-def _corpus(options: TextOptions) -> LabeledTexts:
-    """Return the rows of ``data``."""
-    if not options.stream:
-        return _rows(options.data, options)
-    source = source_file(options.data, EMBEDDED, options.filter)
-    return stream_rows(source, options.used_columns, options.problem, options.skip_bad_rows)
 
 
 def _rows(source: str, options: TextOptions) -> LabeledTexts:
     columns, problem = options.used_columns, options.problem
-    rows = read_source(source, EMBEDDED, options.filter, lambda path: read_rows(path, columns, problem))
+
+    def read(path: Source) -> LabeledTexts:
+        if options.stream:
+            return stream_rows(path, columns, problem, options.skip_bad_rows)
+        return read_rows(path, columns, problem)
+
+    rows = read_source(source, EMBEDDED, options.filter, read)
     if source in EMBEDDED:
         if options.problem_type != "single_label":
             raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
@@ -93,7 +91,7 @@ def _picked(values: Values[T] | None, numbers: np.ndarray) -> LazyValues[T] | No
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
     """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the entry's record for ``_open``."""
-    rows, problem = _corpus(options), options.problem
+    rows, problem = _rows(options.data, options), options.problem
     labels = in_order_of_head(problem.classes(rows), options)
     classes = [str(label) for label in labels]
     split = split_parts(
@@ -105,15 +103,17 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     count = len(train.numbers)
     sample = train.numbers[spread(0, count) if options.stream else np.arange(count)]
     tokenizer = make_tokenizer(options, picked(rows.texts, sample), _picked(rows.seconds, sample))
-    facts, placed = dict[str, dict[str, object]](), dict[str, Any]()
+    judged = next(part.labels for name, part in parts.items() if name.startswith("evaluation"))
+    facts = {
+        name: {"rows": len(part.labels), **problem.facts(part.labels), "rows_cut": 0} for name, part in parts.items()
+    }
     if options.stream:
-        placed = save_stream(folder / "train", train, tokenizer, options)
-        facts["train"] = {"rows": count, **problem.facts(train.labels), "rows_cut": 0}
-        del parts["train"]
+        placed = save_streams(folder, parts, tokenizer, options)
     else:
-        placed = {"sources": source_bounds(options, lambda source: _rows(source, options), sample)}
-    facts |= {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
-    judged = next(part.labels[:] for name, part in parts.items() if name.startswith("evaluation"))
+        placed = {"sources": source_bounds(options, lambda source: _rows(source, options), sample), "streamed": []}
+    for name, part in parts.items():
+        if name not in placed["streamed"]:
+            facts[name] = _write_part(folder / name, part, tokenizer, options)
     return tokenizer, {
         "labels": labels,
         "type_pad": tokenizer.pad_token_type_id,
@@ -128,7 +128,8 @@ def _write_part(
 ) -> dict[str, object]:
     """Tokenize and write one dataset. Return its facts for the report."""
     rows, chosen = part.rows, part.numbers
-    assert isinstance(chosen, np.ndarray)
+    if isinstance(chosen, ChosenRows):
+        chosen = np.concatenate([*chosen.blocks()])
     encoded = encode_all(tokenizer, picked(rows.texts, chosen), _picked(rows.seconds, chosen), options)
     numbers = np.fromiter(map(rows.number, chosen.tolist()), np.int64, len(chosen))
     ids = _picked(rows.ids, chosen)
@@ -167,13 +168,11 @@ def _open(entry: Entry, options: TextOptions, config: RunConfig) -> TextDatasets
     # The record names the option, not the file: the next run may have another file with the same content.
     named = {"data": options.data, "eval_data": next(iter(options.held_out.values()), "")}
     warnings = [f"{rows_name(named[source], options)}: {line}" for source, line in entry.record["warnings"]]
-    rows: dict[str, Any] = {
-        name: open_tokens(entry.folder / name, source=source, **padding)
-        for name, source in names.items()
-        if not (options.stream and name == "train")
-    }
-    if options.stream:
-        rows["train"] = open_streamed(entry, options, padding)
+    rows = open_sets(
+        entry,
+        lambda name: open_tokens(entry.folder / name, source=names[name], **padding),
+        lambda name: open_streamed(entry, options, padding, name, names[name]),
+    )
     return with_rows(
         TextDatasets,
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},

@@ -25,12 +25,13 @@ from distcore_tasks.shared.streams.datasets import (
     StreamedRows,
     mean_lengths,
 )
+from distcore_tasks.shared.streams.held_out import is_large
 from distcore_tasks.shared.streams.preparing import Streaming, open_stream
 from distcore_tasks.shared.streams.values import NumberedValues, save_values
 from distcore_tasks.text_classification.dataset import TokenDataset, empty_dataset
 from distcore_tasks.text_classification.encode import encode
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.text_classification.rows import LabeledTexts, schema_of
+from distcore_tasks.text_classification.rows import LabeledTexts, columns_of, schema_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,31 +43,56 @@ class StreamedTexts(StreamedRows):
 
     labels: Entries
     """Label of each row, encoded by the task's ``Problem``, ``(rows, …)``."""
+    source: str
+    """The source file, as the user named it."""
+    columns: tuple[str, ...]
+    """Columns of a record."""
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``TokenDataset`` does."""
         rows: TokenDataset = replace(self.stored(self.rows.at(indices)), labels=self.labels[indices])
         return rows.batch(np.arange(len(indices)))
 
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield the origin of each row, as ``TokenDataset`` does."""
+        for row, record in self.rows.numbered():
+            named = dict(zip(self.columns, record, strict=True))
+            yield {"file": self.source, "row": row + 1} | ({"id": named["id"]} if "id" in named else {})
 
-def save_stream(folder: Path, part: LabeledPart[LabeledTexts], tokenizer: Any, options: TextOptions) -> dict[str, Any]:
-    """Write which rows are trained on, and their labels, to the new ``folder``. Return a part of the entry's record."""
-    records = part.rows.records
-    assert records
-    assert isinstance(records.values, NumberedValues)
-    assert isinstance(part.numbers, ChosenRows)
-    train = records.values.only(part.numbers.blocks())
-    save_values(train, folder)
-    save_targets(folder, part.labels)
+
+def save_streams(
+    folder: Path, parts: Mapping[str, LabeledPart[LabeledTexts]], tokenizer: Any, options: TextOptions
+) -> dict[str, Any]:
+    """Write which rows are streamed, and their labels, to a cache entry. Return a part of its record."""
+    encode_rows = partial(_encode, options, tokenizer)
+    values = {name: _values(part) for name, part in parts.items()}
+    streamed = {
+        name: some
+        for name, some in values.items()
+        if some and (name == "train" or is_large(some, encode_rows, _length))
+    }
+    for name, some in streamed.items():
+        save_values(some, folder / name)
+        save_targets(folder / name, parts[name].labels)
     named = [Path(source).expanduser() for source in mixed_sources(options)]
-    sources = train.bounds(named) if named else []
-    lengths = EncodedColumn(EncodedRows(train, partial(_encode, options, tokenizer)), _length)
-    return {"sources": sources, "sizes": mean_lengths(lengths, sources)}
+    sources = streamed["train"].bounds(named) if named else []
+    lengths = EncodedColumn(EncodedRows(streamed["train"], encode_rows), _length)
+    return {"sources": sources, "sizes": mean_lengths(lengths, sources), "streamed": list(streamed)}
 
 
-def open_streamed(entry: Entry, options: TextOptions, padding: Mapping[str, Any]) -> StreamedTexts:
-    """Return the training rows of a cache entry."""
-    labels, digest = open_targets(entry.folder / "train")
+def _values(part: LabeledPart[LabeledTexts]) -> NumberedValues[Any] | None:
+    """Return the records of a part by number; ``None`` for those of an embedded dataset."""
+    values = part.rows.records.values if part.rows.records else None
+    if not isinstance(values, NumberedValues):
+        return None
+    return values.only(part.numbers.blocks() if isinstance(part.numbers, ChosenRows) else [part.numbers])
+
+
+def open_streamed(
+    entry: Entry, options: TextOptions, padding: Mapping[str, Any], name: str, source: str
+) -> StreamedTexts:
+    """Return a dataset of a cache entry. ``source`` names its source."""
+    labels, digest = open_targets(entry.folder / name)
     streaming = Streaming(
         schema=schema_of(options.used_columns),
         make_tokenizer=lambda train: None,
@@ -74,8 +100,15 @@ def open_streamed(entry: Entry, options: TextOptions, padding: Mapping[str, Any]
         length=_length,
         settings=[options.max_seq_len, digest],
     )
-    rows, content = open_stream(entry, options, streaming)
-    return StreamedTexts(rows=rows, content=content, stored=partial(_stored, padding), labels=labels)
+    rows, content = open_stream(entry, options, streaming, name)
+    return StreamedTexts(
+        rows=rows,
+        content=content,
+        stored=partial(_stored, padding),
+        labels=labels,
+        source=source,
+        columns=tuple(columns_of(options.used_columns)),
+    )
 
 
 def _encode(options: TextOptions, tokenizer: Any, records: Sequence[Any], refuse: Refuse) -> Iterator[Encoded]:

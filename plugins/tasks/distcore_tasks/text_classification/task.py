@@ -76,9 +76,10 @@ class TextClassification(TextOptions):
         probable first.
         """
         from distcore_tasks.text_classification.dataset import TokenDataset
+        from distcore_tasks.text_classification.streamed import StreamedTexts
 
         data, test = _text(data), data.test
-        origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
+        origins = test.origins() if isinstance(test, TokenDataset | StreamedTexts) else repeat({})
         return self.problem.lines(outputs, data.labels, origins)
 
     def row_columns(self) -> dict[str, str]:

@@ -50,7 +50,6 @@ class TagOptions(PaddingFreeOptions, head="token classifier"):
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "stream": "other rows",
         "tokenizer": "free",  # the tokens that it makes are compared
     }
 
@@ -64,5 +63,3 @@ class TagOptions(PaddingFreeOptions, head="token classifier"):
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Length of a row in tokens, special tokens included; later words are cut."""
-    stream: bool = False
-    """Read and tokenize rows when their step comes: of ``data`` only an index is stored."""

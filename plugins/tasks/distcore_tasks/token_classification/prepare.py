@@ -16,7 +16,7 @@ from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.sources import data_warnings, read_source, source_label
 from distcore_tasks.shared.splits import Part, Refuse, read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, open_rows, read_stream_parts
+from distcore_tasks.shared.streams.preparing import check_stream, open_sets, read_stream_parts
 from distcore_tasks.shared.tokenize_rows import chunks
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.token_classification.dataset import TaggedFiles, finish_tagged, open_tagged
@@ -25,7 +25,7 @@ from distcore_tasks.token_classification.encode import check_judged, tokenize_wo
 from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
-from distcore_tasks.token_classification.streamed import make_tokenizer, stored_words, streaming_of
+from distcore_tasks.token_classification.streamed import make_tokenizer, open_streamed, streaming_of
 
 if TYPE_CHECKING:
     from distcore import RunConfig
@@ -52,19 +52,17 @@ def prepare_tagged(options: TagOptions, config: RunConfig) -> TagDatasets:
     check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len, *(["stream"] if options.stream else [])]
+    settings = [asdict(options.columns), options.max_seq_len]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
+    entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
     labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
     classes = tuple(map(str, labels))
     names = {name: source_label(options.sources[name], options) for name in facts}
-    rows: dict[str, Any] = {
-        name: open_tagged(entry.folder / name, pad, source)
-        for name, source in names.items()
-        if not (options.stream and name == "train")
-    }
-    if options.stream:
-        rows["train"] = open_rows(entry, options, streaming_of(options, classes), partial(stored_words, pad))
+    rows = open_sets(
+        entry,
+        lambda name: open_tagged(entry.folder / name, pad, names[name]),
+        lambda name: open_streamed(entry, options, classes, pad, name, names[name]),
+    )
     return with_rows(
         TagDatasets,
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
@@ -87,9 +85,9 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
     classes = [str(label) for label in labels]
     if options.stream:
         parts_of = partial(read_stream_parts, options, streaming_of(options, classes), rows)
-        stream = parts_of(lambda source: _rows(source, options), seed, folder / "train")
+        stream = parts_of(lambda source: _rows(source, options, options.skip_bad_rows), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts["train"] = {"rows": len(stream.train), "words": 0, "words_cut": 0}
+        facts = {name: {"rows": rows, "words": 0, "words_cut": 0} for name, rows in stream.rows.items()}
     else:
         parts = read_parts(options, lambda name: rows if name == options.data else _rows(name, options), seed)
         train = parts["train"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.jagged import flat_rows
 from distcore_tasks.shared.lazy_rows import LazyValues, Values
 from distcore_tasks.shared.splits import Refuse
-from distcore_tasks.shared.streams.datasets import Encoded
-from distcore_tasks.shared.streams.preparing import Streaming
+from distcore_tasks.shared.streams.datasets import Encoded, StreamedRows
+from distcore_tasks.shared.streams.preparing import Streaming, open_stream
 from distcore_tasks.token_classification.dataset import TaggedDataset, tagged_dataset, token_labels
 from distcore_tasks.token_classification.encode import Words, check_judged, load_words_tokenizer, tokenize_words
 from distcore_tasks.token_classification.options import TagOptions
@@ -53,6 +55,27 @@ def make_tokenizer(options: TagOptions, train: Callable[[], Values[Any]]) -> Any
     rows = train()
     texts = LazyValues(lambda: (" ".join(words) for words, *_ in rows), len(rows))
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamedWords(StreamedRows):
+    """Tagged words with their origin."""
+
+    source: str
+    """The source, as the user named it."""
+
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield the origin of each row, as ``TaggedDataset`` does."""
+        for row, (_, _, *named) in self.rows.numbered():
+            yield {"file": self.source, "row": row + 1} | ({"id": named[0]} if named else {})
+
+
+def open_streamed(
+    entry: Entry, options: TagOptions, classes: Sequence[str], pad: int, name: str, source: str
+) -> StreamedWords:
+    """Return a dataset of a cache entry. ``source`` names its source."""
+    rows, content = open_stream(entry, options, streaming_of(options, classes), name)
+    return StreamedWords(rows=rows, content=content, stored=partial(stored_words, pad), source=source)
 
 
 def stored_words(pad: int, rows: Sequence[Encoded]) -> TaggedDataset:

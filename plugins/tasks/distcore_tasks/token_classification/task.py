@@ -21,6 +21,7 @@ from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged
 from distcore_tasks.token_classification.rows import Tag
+from distcore_tasks.token_classification.streamed import StreamedWords
 from distcore_tasks.token_classification.unlabeled import untagged_words
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class TokenClassification(TagOptions):
         ``prediction`` are lists with the tag of each word, as in the data file; ``None`` for a word that was cut.
         """
         data, test = _tagged(data), data.test
-        origins = test.origins() if isinstance(test, TaggedDataset) else repeat({})
+        origins = test.origins() if isinstance(test, TaggedDataset | StreamedWords) else repeat({})
         counts = outputs["words"].tolist() if outputs else []
         for index, (words, origin) in enumerate(zip(counts, origins, strict=False)):
             line: dict[str, object] = {"index": index, **origin}

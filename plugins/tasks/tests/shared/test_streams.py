@@ -4,130 +4,35 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from stream_cases import ROWS, SOME, TASKS, WORDS, both, check_alike, words, write
 
 from distcore import ConfigError, DataError, RunConfig, launch, train
 from distcore_data import IndexedRows, MixedRows, skipping
 from distcore_data.formats.row_limit import LIMIT
 from distcore_data.orders.mixtures import shares_of
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.embedding.task import Embedding
 from distcore_tasks.masked_lm.task import MaskedLM
-from distcore_tasks.preference.task import Preference
-from distcore_tasks.reward_model.task import RewardModel
-from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.shared import splits
 from distcore_tasks.shared.options import Filter, Order
 from distcore_tasks.shared.stored_arrays import StoredArray
-from distcore_tasks.shared.streams import values
+from distcore_tasks.shared.streams import held_out, values
 from distcore_tasks.text_classification.options import Columns as TextColumns
 from distcore_tasks.text_classification.problems import PROBLEMS
 from distcore_tasks.text_classification.stream_sources import stream_rows
 from distcore_tasks.text_classification.task import TextClassification
-from distcore_tasks.token_classification.task import TokenClassification
 
 pytestmark = pytest.mark.programs
-
-WORDS = ["red", "green", "blue", "tree", "sky", "sun", "moon"]
-
-
-def words(number: int, most: int = 9) -> str:
-    return " ".join(WORDS[(number * 7 + place * place) % 7] for place in range(1 + number % most))
-
-
-def conversation(n: int) -> list[dict[str, str]]:
-    turns = [{"role": "user", "content": words(n)}, {"role": "assistant", "content": words(n + 3)}]
-    return turns * (1 + n % 2)
-
-
-ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "prompts": lambda n: {"prompt": words(n), "completion": words(n + 1)},
-    "messages": lambda n: {"messages": conversation(n)},
-    "texts": lambda n: {"text": words(n, 40)},
-    "pairs": lambda n: {"source": words(n, 40), "target": words(n + 1)},
-    "preferences": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
-    "mismatched": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
-    "rewards": lambda n: {"prompt": words(n), "chosen": words(n + 1), "rejected": words(n + 2)},
-    "tags": lambda n: {"tokens": words(n, 40).split(), "tags": [f"T{len(word)}" for word in words(n, 40).split()]},
-    "labels": lambda n: {"text": words(n, 40), "label": WORDS[n % 3]},
-    "pairs with labels": lambda n: {"text": words(n, 40), "second": words(n + 1), "label": [n % 3, 3 + n % 2]},
-    "numbers": lambda n: {"text": words(n, 40), "label": n / 7},
-    "groups": lambda n: {"anchor": words(n, 40), "positive": words(n + 1)},
-}
-TASKS: dict[str, Callable[..., Any]] = {
-    "prompts": CausalLM,
-    "messages": CausalLM,
-    "texts": partial(MaskedLM, split_texts=False),
-    "pairs": partial(Seq2Seq, prefix="say: "),
-    "preferences": Preference,
-    "mismatched": partial(Preference, loss="kto"),
-    "rewards": RewardModel,
-    "groups": Embedding,
-    "labels": TextClassification,
-    "pairs with labels": partial(
-        TextClassification, columns=TextColumns(text_pair="second"), problem_type="multi_label"
-    ),
-    "numbers": partial(TextClassification, problem_type="regression"),
-    "tags": TokenClassification,
-}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-
-
-def write(file: Path, rows: list[dict[str, Any]], bad: tuple[int, ...] = ()) -> Path:
-    lines = ["{" if number in bad else json.dumps(row) for number, row in enumerate(rows)]
-    file.write_text("\n".join(lines))
-    return file
 
 
 def prompts(seed: int = 0, **options: Any) -> Any:
     """The datasets of prompts that are streamed."""
     return CausalLM(stream=True, **options).prepare(RunConfig(seed=seed))
-
-
-def both(task: str, **options: Any) -> tuple[Any, Any]:
-    """The datasets of a run that streams, and of one that stores."""
-    config = RunConfig(global_batch_size=8, padding_free="off")
-    streamed, stored = (TASKS[task](**options, **extra).prepare(config) for extra in ({"stream": True}, {}))
-    return streamed, stored
-
-
-def check_alike(streamed: Any, stored: Any, rows: np.ndarray | None = None) -> None:
-    assert len(streamed) == len(stored)
-    rows = np.random.default_rng(0).permutation(len(stored))[:20] if rows is None else rows
-    assert streamed.lengths[rows].tolist() == stored.lengths[rows].tolist()
-    assert streamed.items[rows].tolist() == stored.items[rows].tolist()
-    if hasattr(stored, "at"):
-        assert streamed.at(2).batch(rows)["labels"].tolist() == stored.at(2).batch(rows)["labels"].tolist()
-        streamed, stored = streamed.with_targets().at(1), stored.with_targets().at(1)
-    one, other = streamed.batch(rows), stored.batch(rows)
-    assert one.keys() == other.keys()
-    for name, value in leaves(one).items():
-        assert (value.dtype, value.tolist()) == (leaves(other)[name].dtype, leaves(other)[name].tolist()), name
-
-
-def leaves(batch: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a batch."""
-    nested = {name: value if isinstance(value, dict) else {"": value} for name, value in batch.items()}
-    return {f"{name} {key}": value for name, inner in nested.items() for key, value in inner.items()}
-
-
-SOME: dict[str, dict[str, Any]] = {
-    "all": {},
-    "cut": {"max_seq_len": 12},
-    "filtered": {"filter": Filter("kind", "^(1|2)$")},
-    "bad": {"skip_bad_rows": 5},
-    "filtered and bad": {"filter": Filter("kind", "^(1|2)$"), "skip_bad_rows": 3, "eval_fraction": 0.3},
-}
 
 
 def test_of_streamed_texts_a_class_takes_one_byte_of_a_file(tmp_path: Path) -> None:
@@ -197,7 +102,7 @@ def test_tokens_of_many_rows_are_those_of_some(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(values, "SAMPLE", 30)
     seen = counted(monkeypatch)
     rows = prompts(**options, order=order).train
-    assert len(seen) == 30 + 2 * 30, "the vocabulary, and the lengths of each source"
+    assert len(seen) == 30 + 2 * 30 + 2 * 5, "the vocabulary, the lengths of each source, and the evaluation rows twice"
     exact = [rows.lengths[np.arange(start, start + 300)].mean() for start in (0, 300)]
     shares = shares_of([0.5 / exact[0], 0.5 / exact[1]])
     assert rows.row_order.shares == pytest.approx(shares, rel=0.1)
@@ -319,7 +224,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.programs if case == "labels" else pytest.mark.slow) for case in RUNS]
 )
-def test_two_ranks_that_stream_and_go_on_inside_an_epoch_train_as_one_that_stores(case: str, tmp_path: Path) -> None:
+def test_two_ranks_that_stream_and_go_on_inside_an_epoch_train_as_one_that_stores(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "STORED_TOKENS", 0)
     task, options = RUNS[case]
     data = write(tmp_path / "rows.jsonl", [ROWS[case](n) for n in range(60)])
     options = options | {"data": str(data), "max_seq_len": 32, "dropout": 0.0, "order": {"kind": "windows"}}
@@ -338,8 +246,11 @@ def test_two_ranks_that_stream_and_go_on_inside_an_epoch_train_as_one_that_store
     two: dict[str, Any] = {"nproc": 2, "strategy": "ddp"}
     launch(train, config("two", max_steps=3, **two), nproc=2)
     launch(train, config("two", resume="auto", max_steps=14, resume_changed="max_steps", **two), nproc=2)
+    entries = [json.loads(entry.read_text()) for entry in (tmp_path / "cache").glob("*/*/entry.json")]
+    assert sorted(len(entry.get("streamed", [])) for entry in entries) == [0, 2], "both datasets of the ranks"
     assert len(losses("one")) == 14
     assert losses("two") == pytest.approx(losses("one"), rel=2e-4)
     reports = [json.loads((tmp_path / out / "report.json").read_text()) for out in ("one", "two")]
-    one, other = (report["evaluation"]["loss"] for report in reports)
-    assert other == pytest.approx(one, rel=2e-4)
+    one, other = (report["evaluation"] for report in reports)
+    assert other["loss"] == pytest.approx(one["loss"], rel=2e-4)
+    assert other["evaluated"] == other["unique"] == one["evaluated"] == 6

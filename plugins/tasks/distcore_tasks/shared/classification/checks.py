@@ -21,15 +21,15 @@ def check_classes(
 ) -> Iterator[tuple[str, str]]:
     """Yield warnings, each with the option of the source.
 
-    ``rows``: those of the option ``data``, before the split. ``evaluation``: class numbers of all labels of the
-    evaluation rows. ``held_out``: True if the evaluation rows have their own source.
+    ``rows``: those of the option ``data``, before the split. ``evaluation``: number of evaluation rows of each class.
+    ``held_out``: True if the evaluation rows have their own source.
     """
     counts = Counter[str]()
     for label, count in label_counts(rows).items():
         counts[str(label)] += count
     lines = (*_odd_labels(rows, counts), *_spaced_labels(counts), *_rare_classes(rows, counts))
     yield from (("data", line) for line in lines)
-    evaluated = dict(zip(classes, np.bincount(evaluation, minlength=len(classes)).tolist(), strict=True))
+    evaluated = dict(zip(classes, evaluation.tolist(), strict=True))
     if held_out:
         source, remedy = "eval_data", "add rows of them"
     else:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from distcore import DataError, nearest
-from distcore_data import describe_value, pass_over
+from distcore_data import ChosenRows, describe_value, pass_over
 from distcore_tasks.shared.classification.coded import CodedLabels, CodedTargets
-from distcore_tasks.shared.stored_arrays import Entries
+from distcore_tasks.shared.stored_arrays import Entries, StoredArray
 
 
 class Labeled(Protocol):
@@ -123,11 +123,20 @@ class SomeLabels:
         return self.rows.name
 
     @property
-    def labels(self) -> Sequence[Any]:
+    def labels(self) -> Any:
         """One label, or list of labels, per row."""
-        if isinstance(self.rows.labels, CodedLabels):
-            return CodedLabels(self.rows.labels.codes[self.numbers], self.rows.labels.names)
-        return [self.rows.labels[number] for number in self.numbers.tolist()]
+        labels: Any = self.rows.labels
+        if isinstance(labels, CodedLabels):
+            return CodedLabels(self._some(labels.codes), labels.names)
+        if isinstance(labels, StoredArray):
+            return self._some(labels)
+        return [labels[number] for number in self.numbers.tolist()]
+
+    def _some(self, array: Any) -> Any:
+        """Return the entries of these rows; those in a file stay there."""
+        if isinstance(array, StoredArray):
+            return array.only(ChosenRows.of(len(self.rows), self.numbers))
+        return array[self.numbers]
 
     def __len__(self) -> int:
         """Return the number of rows."""

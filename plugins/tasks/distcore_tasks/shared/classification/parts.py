@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -45,32 +45,33 @@ def split_parts(
     ``rows`` are those of the training source, and have all ``classes``; ``read`` opens another source, whose rows with
     other labels are bad rows. ``encode`` returns labels as an array. If they are class numbers, ``(rows,)``, training
     keeps a row of each class. Without ``test_data`` there is no ``test``, and the evaluation rows serve as test rows.
-    Of labels in a file those for training stay there. Raises DataError.
+    Labels in a file stay there. Raises DataError.
     """
     labels = encode(rows)
     if options.eval_data is None:
         split = rows.name, len(rows), options.eval_fraction, seed, _strata(labels)
         if isinstance(labels, StoredArray | CodedTargets):
             evaluation = evaluation_rows(*split)
-            yield "train", _many(rows, labels, evaluation)
+            yield "train", _many(rows, labels, without(len(rows), evaluation))
+            yield "evaluation", _many(rows, labels, [evaluation])
         else:
             train, evaluation = split_rows(*split)
             yield "train", LabeledPart(rows, train, labels[train])
-        yield "evaluation", LabeledPart(rows, evaluation, labels[evaluation])
+            yield "evaluation", LabeledPart(rows, evaluation, labels[evaluation])
     elif isinstance(labels, StoredArray | CodedTargets):
-        yield "train", _many(rows, labels, NONE)
+        yield "train", _many(rows, labels, without(len(rows), NONE))
     else:
         yield "train", LabeledPart(rows, np.arange(len(rows)), labels)
     for name, source in options.held_out.items():
         with naming(name):
             others = read(source)
             known = known_labels(others, classes)
-        yield name, LabeledPart(others, known.numbers, encode(known)[:])
+        yield name, LabeledPart(others, known.numbers, encode(known))
 
 
-def _many(rows: R, labels: StoredArray | CodedTargets, others: np.ndarray) -> LabeledPart[R]:
-    """Return all rows but ``others``."""
-    numbers = ChosenRows.of_blocks(len(rows), without(len(rows), others))
+def _many(rows: R, labels: StoredArray | CodedTargets, blocks: Iterable[np.ndarray]) -> LabeledPart[R]:
+    """Return the rows of ``blocks``, ascending numbers."""
+    numbers = ChosenRows.of_blocks(len(rows), blocks)
     return LabeledPart(rows, numbers, labels.only(numbers))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -47,9 +47,20 @@ class EncodedRows:
         """Return the number of rows."""
         return len(self._values)
 
+    @property
+    def name(self) -> str:
+        """Name of the source in error messages."""
+        return self._values.name
+
     def number(self, place: int) -> int:
         """Return the number in its source of the row at a place."""
         return self._values.number(place)
+
+    def numbered(self) -> Iterator[tuple[int, Any]]:
+        """Yield the number in its source, and the value, of each row."""
+        for start in range(0, len(self), AT_ONCE):
+            places = np.arange(start, min(start + AT_ONCE, len(self)))
+            yield from zip(self._values.numbers(places).tolist(), self._values.at(places), strict=True)
 
     def pieces(self, most: int) -> np.ndarray:
         """Return the first row of each piece of a file of at most ``most`` rows, and the end of the last one, int64."""

@@ -1,4 +1,4 @@
-"""Prepare a run that streams its training rows: check the options, choose the rows, and tell what they are."""
+"""Prepare a run that streams its rows: check the options, choose the rows, and tell what they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from distcore import ConfigError
-from distcore_data import source_digest
+from distcore_data import Source, source_digest
 from distcore_tasks.shared.cache import Entry
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
@@ -27,6 +27,7 @@ from distcore_tasks.shared.streams.datasets import (
     encodable,
     mean_lengths,
 )
+from distcore_tasks.shared.streams.held_out import is_large, values_of
 from distcore_tasks.shared.streams.values import NumberedValues, open_values, save_values, split_values
 
 R = TypeVar("R", bound=SourceRows)
@@ -50,6 +51,8 @@ class Streaming:
     """Everything else on which encoded rows depend."""
     load_tokenizer: Callable[[str, Path], Any] = load_tokenizer
     """Load the saved tokenizer of a model."""
+    has_rows: bool = True
+    """False if what is evaluated are not the rows of a source; these datasets are stored."""
 
 
 def check_stream(options: TaskOptions, why_not: dict[str, str | bool]) -> None:
@@ -66,66 +69,85 @@ class StreamParts(Generic[R]):
 
     tokenizer: Any
     """The tokenizer."""
-    train: NumberedValues[Any]
-    """The training rows."""
+    rows: dict[str, int]
+    """Number of rows of each dataset, by name."""
     held_out: dict[str, Part[R]]
-    """The other datasets, by name."""
+    """The datasets beside the training rows that are stored, by name."""
     record: dict[str, Any]
-    """``sources`` and ``sizes`` of the cache entry."""
+    """``sources``, ``sizes`` and ``streamed`` of the cache entry."""
 
 
 def read_stream_parts(
     options: TaskOptions, streaming: Streaming, rows: R, read: Callable[[str], R], seed: int, folder: Path
 ) -> StreamParts[R]:
-    """Choose the training rows, and write which they are to the new ``folder``. Raises DataError.
+    """Choose the rows of all datasets, and write which are streamed to the new cache entry ``folder``.
 
-    ``rows``: those of ``data``, by number. ``read`` returns the rows of another source.
+    ``rows``: those of ``data``, by number. ``read`` returns the rows of another source. Raises DataError.
     """
-    held_out = dict[str, Part[R]]()
+    parts = dict[str, Part[R]]()
     train = rows.values
     assert isinstance(train, NumberedValues)
     if options.eval_data is None:
         train, evaluation = split_values(train, options.eval_fraction, seed)
-        held_out["evaluation"] = Part(rows, evaluation)
-    held_out |= read_held_out(options, read)
+        parts["evaluation"] = Part(rows, evaluation)
+    parts |= read_held_out(options, read)
     tokenizer = streaming.make_tokenizer(train.sample)
     encoded = partial(streaming.encode, tokenizer)
-    train = encodable(train, encoded) if options.skip_bad_rows else train
-    save_values(train, folder)
+    streamed, held_out = {"train": train}, dict[str, Part[R]]()
+    for name, part in parts.items():
+        values = values_of(part)
+        if values and streaming.has_rows and is_large(values, encoded, streaming.length):
+            streamed[name] = values
+        else:
+            held_out[name] = part
+    if options.skip_bad_rows:
+        streamed = {name: encodable(values, encoded) for name, values in streamed.items()}
+    for name, values in streamed.items():
+        save_values(values, folder / name)
     named = [Path(source).expanduser() for source in mixed_sources(options)]
-    sources = train.bounds(named) if named else []
-    sizes = mean_lengths(EncodedColumn(EncodedRows(train, encoded), streaming.length), sources)
-    return StreamParts(tokenizer, train, held_out, {"sources": sources, "sizes": sizes})
+    sources = streamed["train"].bounds(named) if named else []
+    sizes = mean_lengths(EncodedColumn(EncodedRows(streamed["train"], encoded), streaming.length), sources)
+    counts = {name: len(streamed.get(name, ())) or len(parts[name].numbers) for name in ("train", *parts)}
+    return StreamParts(tokenizer, counts, held_out, {"sources": sources, "sizes": sizes, "streamed": list(streamed)})
 
 
 def stream_parts(
-    options: TaskOptions, streaming: Streaming, read: Callable[[str], Rows[Any]], seed: int, folder: Path
+    options: TaskOptions, streaming: Streaming, embedded: Callable[[str], Rows[Any]], seed: int, folder: Path
 ) -> StreamParts[Rows[Any]]:
-    """Return the result of ``read_stream_parts`` for the rows of ``data``."""
-    source = source_file(options.data, options.embedded, options.filter)
-    rows = stream_rows(source, streaming.schema, options.skip_bad_rows)
-    return read_stream_parts(options, streaming, rows, read, seed, folder)
+    """Return the result of ``read_stream_parts``. ``embedded`` returns the rows of an embedded dataset."""
+
+    def read(source: str) -> Rows[Any]:
+        if source in options.embedded:
+            return embedded(source)
+        opened = source_file(source, options.embedded, options.filter)
+        return stream_rows(opened, streaming.schema, options.skip_bad_rows)
+
+    return read_stream_parts(options, streaming, read(options.data), read, seed, folder)
+
+
+def open_sets(entry: Entry, stored: Callable[[str], Any], streamed: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the datasets of a cache entry by name, each opened as it is kept."""
+    return {name: (streamed if name in entry.streamed else stored)(name) for name in entry.facts}
 
 
 def open_rows(
-    entry: Entry, options: TaskOptions, streaming: Streaming, stored: Callable[[Sequence[Encoded]], Any]
+    entry: Entry, options: TaskOptions, streaming: Streaming, stored: Callable[[Sequence[Encoded]], Any], name: str
 ) -> StreamedRows:
-    """Return the training rows of a cache entry. ``stored`` returns the dataset of some of them in memory."""
-    rows, content = open_stream(entry, options, streaming)
+    """Return a dataset of a cache entry. ``stored`` returns the dataset of some of its rows in memory."""
+    rows, content = open_stream(entry, options, streaming, name)
     return StreamedRows(rows=rows, content=content, stored=stored)
 
 
-def open_stream(entry: Entry, options: TaskOptions, streaming: Streaming) -> tuple[EncodedRows, str]:
-    """Return the training rows of a cache entry, and a digest of them."""
-    source = source_file(options.data, options.embedded, options.filter)
-    values = open_values(source, streaming.schema, entry.folder / "train")
+def open_stream(entry: Entry, options: TaskOptions, streaming: Streaming, name: str) -> tuple[EncodedRows, str]:
+    """Return the rows of a dataset of a cache entry, and a digest of them."""
+    source = source_file(options.sources[name], options.embedded, options.filter)
+    values = open_values(source, streaming.schema, entry.folder / name)
     rows = EncodedRows(values, partial(streaming.encode, streaming.load_tokenizer(options.model, entry.tokenizer)))
-    return rows, _digest(entry, options, values, streaming.settings)
+    return rows, _digest(entry, source, values, streaming.settings)
 
 
-def _digest(entry: Entry, options: TaskOptions, values: NumberedValues[Any], settings: Sequence[object]) -> str:
+def _digest(entry: Entry, source: Source, values: NumberedValues[Any], settings: Sequence[object]) -> str:
     """Return a digest of the source, of which rows are taken, and of what encodes them."""
-    source = source_digest(source_file(options.data, options.embedded, options.filter))
     chosen = None if values.chosen is None else hashlib.sha256(values.chosen.bits.data).hexdigest()
-    facts = [source, chosen, tokenizer_digest(entry.tokenizer), *settings]
+    facts = [source_digest(source), chosen, tokenizer_digest(entry.tokenizer), *settings]
     return hashlib.sha256(repr(facts).encode()).hexdigest()

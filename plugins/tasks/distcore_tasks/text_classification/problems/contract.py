@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
-
 from distcore import Direction
 from distcore_tasks.shared.classification.labels import Labeled
 from distcore_tasks.shared.stored_arrays import Entries
@@ -48,7 +46,7 @@ class Problem(Protocol):
         ...
 
     def warnings(
-        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: Entries, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield warnings in the form of ``check_classes``.
 

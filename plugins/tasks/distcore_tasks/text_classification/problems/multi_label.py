@@ -9,6 +9,7 @@ import numpy as np
 
 from distcore import Direction
 from distcore_data import describe_value
+from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.classification.checks import check_classes
 from distcore_tasks.shared.classification.coded import CodedLabels, CodedTargets, distinct_targets
 from distcore_tasks.shared.classification.labels import Labeled, class_numbers, distinct_labels, label_problem
@@ -68,10 +69,13 @@ class MultiLabel:
         }
 
     def warnings(
-        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: Entries, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield the warnings of ``check_classes``."""
-        return check_classes(rows, np.nonzero(evaluation)[1], classes, held_out)
+        counts = np.zeros(len(classes), np.int64)
+        for block in array_blocks(evaluation):
+            counts += block.sum(axis=0, dtype=np.int64)
+        return check_classes(rows, counts, classes, held_out)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the binary cross entropy; each row is a mean over classes, as in transformers."""

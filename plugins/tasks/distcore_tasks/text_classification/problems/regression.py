@@ -61,7 +61,7 @@ class Regression:
         return {"mean_label": mean, "std_label": round(math.sqrt(squares / len(labels)), 4)}
 
     def warnings(
-        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: Entries, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield nothing: numbers have no warnings."""
         yield from ()

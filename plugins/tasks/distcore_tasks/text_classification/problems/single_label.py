@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from distcore_tasks.shared.arrays import count_numbers
 from distcore_tasks.shared.classification.checks import check_classes, is_integer
 from distcore_tasks.shared.classification.labels import (
@@ -61,10 +59,10 @@ class SingleLabel:
         return {"majority_share": round(float(count_numbers(labels).max() / len(labels)), 4)}
 
     def warnings(
-        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: Entries, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield the warnings of ``check_classes``."""
-        return check_classes(rows, evaluation, classes, held_out)
+        return check_classes(rows, count_numbers(evaluation, len(classes)), classes, held_out)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross entropy."""

@@ -1,0 +1,39 @@
+"""Datasets beside the training rows of a stream. Few rows are stored; many are streamed, in the order of their source.
+
+A stored row is read once. A streamed one is read in each evaluation, and takes neither memory nor room on a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.streams.datasets import Encode, Encoded
+from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues
+
+STORED_ROWS, STORED_TOKENS = 2**20, 2**24
+"""Most rows, and about most tokens, of a dataset that is stored."""
+
+
+def values_of(part: Part[Any]) -> NumberedValues[Any] | None:
+    """Return the values of a part by number; ``None`` for those of an embedded dataset."""
+    values = part.rows.values
+    if not isinstance(values, NumberedValues):
+        return None
+    return values if len(part.numbers) == len(values) else values.only([part.numbers])
+
+
+def is_large(values: NumberedValues[Any], encode: Encode, length: Callable[[Encoded], int]) -> bool:
+    """Return True for values that are streamed; tokens are those of a sample. Raises DataError with a row."""
+    if len(values) > STORED_ROWS:
+        return True
+    sample = values.at(np.unique(np.linspace(0, len(values) - 1, AT_ONCE).astype(np.int64)))
+    tokens = sum(map(length, encode(sample, _pass)))
+    return tokens * len(values) > STORED_TOKENS * len(sample)
+
+
+def _pass(place: int, what: str) -> None:
+    """Take a row that is refused; it is named when all are encoded."""
