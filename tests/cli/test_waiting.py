@@ -50,8 +50,10 @@ def test_only_cores_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_is_decided_before_torch_is_imported(command: str) -> None:
     code = (
         "import sys; from distcore.cli import waiting; from distcore.cli.main import main\n"
-        "waiting.sleep_if_busy = lambda: print('torch' in sys.modules)\n"
+        "waiting.cores_in_use = lambda: print('torch' in sys.modules) or 0.0\n"
         "main(sys.argv[1:])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=True)
+    left_open = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    program = [sys.executable, "-c", code, *command.split()]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, env=left_open)
     assert done.stdout == "False\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from distcore.launchers.contract import AGENT_VARIABLE, Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
 from distcore.launchers.planning import (
@@ -24,13 +24,9 @@ from distcore.launchers.planning import (
 )
 from distcore.launchers.processes.failures import Failure
 
-if TYPE_CHECKING:
-    from typing import Any
-
 __all__ = [
     "AGENT_VARIABLE", "Command", "Failure", "Here", "Host", "LaunchPlan", "LaunchSpec", "Launcher", "check_programs",
-    "gpus_of", "launch", "only_host", "rank_variables", "refuse", "run_command",
-    "train_command", "write_files",
+    "gpus_of", "launch", "only_host", "rank_variables", "refuse", "run_command", "train_command", "write_files",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Literal
 
-from distcore.distributed.devices import why_not_fork
 from distcore.errors import ConfigError
 from distcore.launchers.contract import AGENT_VARIABLE
 
@@ -25,6 +24,8 @@ def start_method() -> Literal["fork", "spawn"]:
     It is not after this process has used an accelerator. On macOS some system libraries crash after a fork; Windows has
     none.
     """
+    from distcore.distributed.devices import why_not_fork  # here, because it imports torch
+
     return "fork" if sys.platform == "linux" and why_not_fork() is None else "spawn"
 
 
@@ -33,6 +34,8 @@ def check_spawnable(entry: Callable[[], object]) -> None:
 
     A function from a notebook or a prompt, a lambda and an inner function cannot be imported.
     """
+    from distcore.distributed.devices import why_not_fork
+
     why = (why_not_fork() if sys.platform == "linux" else None) or "this system cannot fork them"
     try:
         names = {argument for _, argument, _ in pickletools.genops(bytes(ForkingPickler.dumps(entry)))}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from distcore.errors import StrategyError, TaskError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Wish = Literal["stop", "evaluate", "save"]
 """A request of a listener, returned by an event. Ranks combine requests at the next log line.
@@ -18,9 +19,7 @@ Wish = Literal["stop", "evaluate", "save"]
 Answer = Wish | Iterable[Wish] | None
 """Return value of an event: nothing, a request, or several."""
 WISHES: tuple[Wish, ...] = get_args(Wish)
-TAKEN = frozenset({
-    "step", "epoch", "samples", "loss", "lr", "samples_per_second", "peak_memory_bytes", "grad_norm",
-})  # fmt: skip
+TAKEN = frozenset({"step", "epoch", "samples", "loss", "lr", "samples_per_second", "peak_memory_bytes", "grad_norm"})
 """Names that every log line has."""
 
 
@@ -69,6 +68,8 @@ class Tally:
         sums = [part for name in self.names for part in self._sums.get(name, (0.0, 0.0))]
         wishes = [float(wish in self._wishes) for wish in WISHES]
         self._clear()
+        import torch  # not above: a rank is known before torch is imported
+
         return torch.stack([torch.as_tensor(part, dtype=torch.float64, device=device) for part in (*wishes, *sums)])
 
     def read(self, totals: list[float]) -> tuple[frozenset[Wish], dict[str, float]]:
@@ -84,4 +85,4 @@ class Tally:
 
 
 def _plain(value: Tensor | float) -> Tensor | float:
-    return value.detach().double() if isinstance(value, Tensor) else float(value)
+    return value.detach().double() if hasattr(value, "detach") else float(value)
