@@ -132,6 +132,10 @@ TARS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "json": ([{"json": b"{"}], "row 1: 000000.json cannot be read: Expecting property name"),
     "utf-8": ([{"txt": b"a", "cls": b"1"}, {"txt": b"\xff", "cls": b"1"}], "row 2: 000001.txt cannot be read: 'utf-8'"),
     "twice": ([{"__key__": "a", "txt": b"", "cls": b"1"}, {"__key__": "a", "cls": b"1"}], "row 1: has two members a"),
+    "apart": (
+        [{"__key__": key, "txt": b"", "cls": b"1"} for key in "aba"],
+        "row 3: an earlier row has its key, a, too; write the members of a key one after the other",
+    ),
     "no key": ([{"__key__": "__meta__", "json": b"{}"}], "holds no members named KEY.EXTENSION"),
 }  # fmt: skip
 

@@ -53,6 +53,16 @@ def test_bad_rows_are_not_chosen(write: type, tmp_path: Path) -> None:
     assert len(check(write(tmp_path), 2)) == 2
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_tar_row_with_the_key_of_another_is_not_chosen(name: str, tmp_path: Path) -> None:
+    rows = [{"__key__": key, "txt": b"red", "cls": b"1"} for key in "abcbd"]
+    file = shards.tar(tmp_path / name, rows)
+    with pytest.raises(DataError, match=rf"{name}, row 4: an earlier row has its key, b, too"):
+        IndexedRows(file, COLUMNS)
+    assert len(check(file, 1)) == 1
+    assert len(IndexedRows(file, COLUMNS, whole=False)) == 5
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("form", SHARDS)
 def test_the_rest_of_a_cut_shard_is_not_chosen(form: str, tmp_path: Path) -> None:

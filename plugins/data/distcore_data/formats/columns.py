@@ -28,6 +28,10 @@ class CutError(RowError):
     rows = 0
 
 
+class TwiceError(RowError):
+    """The error of a row whose key an earlier one of its file has. A reader from the start of the file notices it."""
+
+
 def row_error(name: str, number: int, problem: str) -> RowError:
     """Return the error for row ``number``, counted from 1, of the source ``name``."""
     return RowError(f"{name}, row {number}: {problem}")

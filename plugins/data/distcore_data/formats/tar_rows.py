@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore_data.formats.columns import NOTHING, SKIPPED, Columns, Record, RowError, inside, record, row_error, tried
+from distcore_data.formats.columns import (
+    NOTHING,
+    SKIPPED,
+    Columns,
+    Record,
+    RowError,
+    TwiceError,
+    inside,
+    record,
+    row_error,
+    tried,
+)
 from distcore_data.formats.opening import BROKEN, broken, opened_at, reason
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import most_bytes, over_limit
@@ -27,6 +38,8 @@ Content = bytes | int | None
 """Content of a member; its size, if that is over the limit; ``None`` for one that is not wanted."""
 TWICE = "\0"
 """Ends the extension of a member that a row has a second time."""
+AGAIN = "\0again"
+"""In the place of a member of a row whose key an earlier row has."""
 KEY = "__key__"
 """Column of the key."""
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)")
@@ -43,6 +56,8 @@ def read_tar(
     name, known = f"data file {path}", list[str]()
 
     def read() -> Record:
+        if AGAIN in members:
+            raise _twice(name, number, key)
         if twice := next((extension for extension in members if extension.endswith(TWICE)), None):
             raise row_error(name, number, f"has two members {key}.{twice.removesuffix(TWICE)}")
         row = _columns(name, number, key, members)
@@ -63,6 +78,7 @@ def _rows(
     """Yield key and members of each row. Raises DataError for the first row that is not known to be whole."""
     wanted = {*TREES, *columns.values(), *(one for column in columns.values() for one in NAMED.get(column, ()))}
     number, last, row, most = place.row + 1, "", dict[str, Content](), most_bytes()
+    seen = set[int]()
     try:
         with opened_at(path, place) if opened is None else nullcontext(opened) as file:
             if opened is not None:
@@ -74,6 +90,9 @@ def _rows(
                 if key != last and row:
                     yield last, row
                     number, row = number + 1, {}
+                if key != last and hash(key) in seen:
+                    row[AGAIN] = None
+                seen.add(hash(key))
                 last, extension = key, extension + TWICE * (extension in row)
                 if extension in wanted and (numbers is None or number - 1 in numbers):
                     row[extension] = member.read() if member.size <= most else member.size
@@ -89,15 +108,23 @@ def _rows(
 
 def row_starts(path: Path, stream: Any) -> Iterator[int]:
     """Yield where each row of a tar file begins, in bytes. ``stream``: the open file, decompressed."""
-    last = ""
+    last, seen = "", set[int]()
     try:
         for member in tar_members(stream):
             key, _ = _parted(member.name)
             if key and key != last:
+                if hash(key) in seen:
+                    raise _twice(f"data file {path}", len(seen) + 1, key)
                 last = key
+                seen.add(hash(key))
                 yield member.start
     except (ValueError, *BROKEN) as error:
         raise broken(f"data file {path}", error) from None
+
+
+def _twice(name: str, number: int, key: str) -> TwiceError:
+    what = f"an earlier row has its key, {key}, too; write the members of a key one after the other, and name each once"
+    return TwiceError(f"{name}, row {number}: {what}")
 
 
 def _parted(member: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from distcore import DataError
 from distcore_data.cache import cache_root
 from distcore_data.fetching import is_copy
 from distcore_data.formats import read_rows
-from distcore_data.formats.columns import CutError, RowError
+from distcore_data.formats.columns import CutError, RowError, TwiceError
 from distcore_data.formats.opening import State, state_of, unreadable
 from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
@@ -48,7 +48,7 @@ class FileIndex:
     places: np.ndarray
     """Some places, ascending, int64 ``(places, fields of Place)``."""
     cut: str = ""
-    """The error with which its rows end, after which no other ones can be read."""
+    """The error with which its rows end, after which no other ones can be read, or of a row with a key of another."""
 
 
 def index_folder() -> Path:
@@ -118,7 +118,7 @@ def _scanned(file: Path) -> FileIndex:
     except RowError:
         rows, cut = 0, None
         for row in read_rows(file, {}):
-            cut = row if isinstance(row, CutError) else None
+            cut = row if isinstance(row, CutError | TwiceError) else cut
             rows += row.rows if isinstance(row, RowError) else 1
         if cut is None:  # the damage is no end
             raise
