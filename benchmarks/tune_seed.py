@@ -5,9 +5,9 @@
 The job is that of benchmarks/seed_job.py with the arithmetic of the published scripts: 9,200 rows, 32 a step, fp32,
 3e-5 at a constant rate, no clipping; from random weights, which do not matter to speed. By hand there are: one process
 with micro-batches of 8 rows, which docs/speed.md has as "same arithmetic", the same as two ranks under ddp, and the
-defaults. All are run in turns, each in a process of its own. The speed of a setting is the median over rounds of its
-samples per second, evaluations left out; a second column has each step as in the round in which it was shortest, since
-other programs only ever make a step longer. Where tune finds one of the settings by hand it is measured once, as that.
+defaults. All are run in turns, each in a process of its own. The speed of a setting has each step as in the round in
+which it was shortest, evaluations left out, since other programs only ever make a step longer. Behind it are the range
+and the median of whole rounds. Where tune finds one of the settings by hand it is measured once, as that.
 Nothing else should run on the machine.
 
 Bounds: what tune finds within ten minutes, its own start included, is at least 0.98 times as fast as the best by hand,
@@ -119,8 +119,8 @@ def show(rounds: dict[str, list[list[float]]], tuned: str) -> int:
         steps = [min(times) for times in zip(*rounds_of_setting, strict=True)]
         shortest[name] = len(steps) / sum(steps)
         print(
-            f"{name:<22}{statistics.median(speeds):>8.1f} samples/s ({min(speeds):.1f} … {max(speeds):.1f})"
-            f"{shortest[name]:>8.1f} by the shortest steps"
+            f"{name:<22}{shortest[name]:>8.1f} samples/s by the shortest steps; whole rounds {min(speeds):.1f} … "
+            f"{max(speeds):.1f}, median {statistics.median(speeds):.1f}"
         )
     ratio = shortest[tuned] / max(shortest[name] for name in BY_HAND)
     held = "held" if ratio >= BOUND else "BROKEN"
