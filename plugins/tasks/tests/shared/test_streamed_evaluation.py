@@ -74,3 +74,13 @@ def test_a_dataset_is_streamed_if_its_rows_or_their_tokens_are_many(
 
     assert streamed("STORED_ROWS", 39) == streamed("STORED_TOKENS", 40 * 15) == ["many"]
     assert streamed("STORED_ROWS", 40) == []
+
+
+@pytest.mark.parametrize("task", ["prompts", "messages"])
+@pytest.mark.usefixtures("no_room")
+def test_the_first_streamed_rows_have_prompts_for_generation(task: str, tmp_path: Path) -> None:
+    data = str(write(tmp_path / "rows.jsonl", [ROWS[task](n) for n in range(90)]))
+    streamed, stored = both(task, data=data, max_new_tokens=4, samples=3)
+    check_same(streamed.evaluation, stored.evaluation, np.array([5, 1, 0, 4]))
+    for row in range(3):
+        assert streamed.evaluation.completion(row).tolist() == stored.evaluation.completion(row).tolist()
