@@ -42,7 +42,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(torch|nn|np|numpy|dist|pathlib|collections|contextlib|typing|pydantic|pluggy|enum|argparse|importlib|rich|pytest|_pytest)(\..+)?",
     ),
-    (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|T"),
+    (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.launchers\.)?T"),
     (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),  # in signatures alone
     (r"py:.*", r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject"),  # as are these
     (r"py:.*", r"distcore_data\.formats\.columns\.RowError"),
