@@ -1,6 +1,6 @@
 """Let ``distcore tune`` find the fastest setting of the seed's job, and compare it with what was tuned by hand.
 
-    python benchmarks/tune_seed.py --data emotion.json [--model bert-small] [--budget 9] [--rounds 3] [--steps 30]
+    python benchmarks/tune_seed.py --data emotion.json [--model bert-small] [--budget 4] [--rounds 3] [--steps 30]
 
 The job is that of benchmarks/seed_job.py with the arithmetic of the published scripts: 9,200 rows, 32 a step, fp32,
 3e-5 at a constant rate, no clipping; from random weights, which do not matter to speed. By hand there are: one process
@@ -10,7 +10,7 @@ which it was shortest, evaluations left out, since other programs only ever make
 and the median of whole rounds. Where tune finds one of the settings by hand it is measured once, as that.
 Nothing else should run on the machine.
 
-Bounds: what tune finds within ten minutes, its own start included, is at least 0.98 times as fast as the best by hand,
+Bounds: what tune finds within five minutes, its own start included, is at least 0.98 times as fast as the best by hand,
 each step as in the round in which it was shortest.
 """
 
@@ -31,7 +31,7 @@ import yaml
 from seed_job import DISTCORE, quiet, split
 
 BOUND = 0.98
-MINUTES = 10
+MINUTES = 5
 JOB = (
     "--global-batch-size", "32", "--lr", "3e-5", "--set", "clip.norm=null", "--set", "schedule.name=constant",
     "--set", "checkpoints.best=null",
@@ -48,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
     parser.add_argument("--model", default="bert-small", help="a built-in model, a folder or a hub name")
-    parser.add_argument("--budget", default="9", help="minutes for the trials of tune")
+    parser.add_argument("--budget", default="4", help="minutes for the trials of tune")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps of a run")
     arguments = parser.parse_args()

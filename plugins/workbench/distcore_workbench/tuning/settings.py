@@ -11,6 +11,8 @@ from typing import Any
 from distcore import RunConfig, load_config
 from distcore.jobs import strategies
 
+FIRST = 2
+"""Strategies that are tried before anything else."""
 Setting = Mapping[str, Any]
 """Values by dotted config key, over those of the job; ``{}`` is the job as it is given."""
 THREADS = "threads"
@@ -80,16 +82,21 @@ def axes(base: RunConfig, resolved: RunConfig, environment: Environment, strateg
     """Return the axes in the order in which they are tried: the one with most effect first.
 
     ``base`` is the config as given, ``resolved`` the same with every 'auto' replaced, ``strategies`` the strategies to
-    try, each with its options.
+    try, each with its options, the one with the least traffic first. Those behind the first ``FIRST`` come late: each
+    starts ranks for its trial, and is seldom faster where those are not.
     """
     modes = [mode for mode in ("regions", "on") if environment.compiles and mode != base.compile]
     every = [
-        Axis("strategy, ranks and threads", [*strategies, *([one] for one in _threads(resolved, environment))]),
+        Axis(
+            "strategy, ranks and threads",
+            [*([one] for one in _threads(resolved, environment)), *strategies[:FIRST]],
+        ),
         Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(environment.ranks) if ranks > 1]),
         Axis("padding", [[one] for one in environment.forms]),
         Axis("micro-batch", [[one] for one in micro_batches(resolved)], partial(_shares_rows, resolved)),
         Axis("compile", [[{"compile": mode}] for mode in modes]),
         Axis("loader", [[{"loader.workers": workers}] for workers in (1, 2) if workers != base.loader.workers]),
+        Axis("other strategies", strategies[FIRST:], partial(_shares_rows, resolved)),
         Axis("recomputation", [[{"gradient_checkpointing": not base.gradient_checkpointing}]]),
     ]  # fmt: skip
     return [axis for axis in every if axis.families]

@@ -54,6 +54,15 @@ def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunCon
     assert [family[0]["padding_free"] for family in tried[2].families] == ["off"]
 
 
+def test_strategies_with_more_traffic_are_tried_behind_what_a_short_budget_has_time_for(resolved: RunConfig) -> None:
+    families = [[{"strategy": name, "nproc": 2}] for name in ("least", "less", "more", "most")]
+    tried = {axis.name: axis for axis in axes(resolved, resolved, PLACE, families)}
+    assert list(tried)[-2:] == ["other strategies", "recomputation"]
+    assert [one[0] for one in tried["strategy, ranks and threads"].families][-2:] == [one[0] for one in families[:2]]
+    assert tried["other strategies"].families == families[2:]
+    assert not tried["other strategies"].possible({"micro_batch_size": 32, "nproc": 2})  # of 32 rows
+
+
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
