@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
 from distcore import ConfigError, World, load_config
+from distcore.cli.main import main
 from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
-from distcore_accelerate import accelerator, strategy
+from distcore_accelerate import accelerator, checks, strategy
 from distcore_accelerate.fsdp2 import plugin_arguments
 from distcore_accelerate.settings import Settings
 from distcore_accelerate.strategy import AccelerateStrategy
@@ -36,6 +39,25 @@ def test_where_accelerate_shards_the_laws_hold(monkeypatch: pytest.MonkeyPatch) 
     cases = tuple(all_cases()[name] for name in (*CASES, *CHECKPOINTS))
     (findings,) = measure([Subject(config=config, cases=cases)], limit=60)
     assert not [str(finding) for finding in findings if not finding.held]
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks")
+def test_a_model_with_a_layer_around_its_embedding_trains_as_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"text": f"row {number} " * (number % 5 + 1), "label": number % 2} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = ["train", "--data", str(tmp_path / "rows.jsonl"), "--model", "bert-tiny", "--max-steps", "3"]
+    assert main([*job, "--global-batch-size", "8", "--out", str(tmp_path / "single")]) == 0
+    monkeypatch.setattr(strategy, "new_accelerator", on_supposed_gpus)
+    monkeypatch.setattr(PartialState, "_prepare_backend", lambda *_: ("gloo", DistributedType.MULTI_GPU))
+    monkeypatch.setattr(checks, "_check_device", lambda *_: None)
+    sharded = ["--strategy", "accelerate:fsdp2", "--nproc", "2", "--out", str(tmp_path / "fsdp2")]
+    assert main([*job, "--global-batch-size", "8", *sharded]) == 0
+    reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("single", "fsdp2")]
+    losses = [report["evaluation"]["loss"] for report in reports]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_section_of_an_accelerate_file_becomes_arguments() -> None:
