@@ -111,13 +111,15 @@ def _in_groups(
     """Compute attention group by group, and return ``(1, tokens, heads, size)``."""
     causal, window, bias = _is_causal(module, options), options.get("sliding_window"), options.get("position_bias")
     # One split, because autograd joins its gradients. It would pad those of separate slices with zeros, and sum them.
-    sizes = [group.stop - group.start for group in sequence.groups]
+    repeated = key.shape[2] - sequence.real
+    sizes = [*(group.stop - group.start for group in sequence.groups), repeated]
     firsts = query.shape[2] < key.shape[2]
-    asking = _cut(query, [group.rows for group in sequence.groups] if firsts else sizes)
+    asking = _cut(query, [*(group.rows for group in sequence.groups), 0] if firsts else sizes)
     parts = []
     masks = current_masks() if module.training and options.get("dropout") else None
     with masks.one_call() if masks else nullcontext():
-        for group, q, k, v in zip(sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
+        # The repeated tokens are the last part, which no group takes.
+        for group, q, k, v in zip(sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=False):
             q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
             k, v = _rows(k, group), _rows(v, group)
             if bias is not None:
@@ -128,6 +130,8 @@ def _in_groups(
             with masks.some_rows(group.numbers) if masks else nullcontext():
                 made = compute(module, q, k, v, mask, **options)[0].flatten(0, 1)
             parts.append(made if firsts or group.real is None else made.index_select(0, group.real))
+    if repeated and not firsts:
+        parts.append(parts[0].new_zeros(repeated, *parts[0].shape[1:]))
     return torch.cat(parts)[None]
 
 

@@ -15,6 +15,12 @@ from distcore_tasks.padding_free.cls_only_last_layer import compute_first_only
 from distcore_tasks.padding_free.supported_models import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
 from distcore_tasks.padding_free.token_sequence import TokenSequence, sequence_of
 
+RECURRING = 64
+"""Tokens of a sequence are a multiple of so many for products in low precision on a CPU.
+
+oneDNN makes a kernel for each size, which takes longer than a product with it.
+"""
+
 
 def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[], None]:
     """Make the layers of a transformers ``model`` compute without padding. Return a function that undoes it.
@@ -80,8 +86,8 @@ def _as_sequence(
         return None
     if inputs.get("past_key_values") is not None:
         return None
-    jagged = has_jagged_attention(mask.device)
-    sequence = sequence_of(mask, longest_at_once=_longest_at_once(kind, layers.config) if jagged else 0)
+    longest = _longest_at_once(kind, layers.config) if has_jagged_attention(mask.device) else 0
+    sequence = sequence_of(mask, longest, RECURRING if _is_low_precision(layers, mask.device) else 1)
     if masks := current_masks():
         rows = sequence.rows.index_select(0, sequence.first)
         masks.set_places(rows, torch.zeros_like(rows))  # for a layer that computes the first tokens only
@@ -100,6 +106,12 @@ def _as_sequence(
     return (), inputs | {"token_sequence": sequence}
 
 
+def _is_low_precision(layers: nn.Module, device: torch.device) -> bool:
+    """Return True if a CPU multiplies in bf16 or fp16."""
+    is_cast = torch.is_autocast_enabled("cpu") or next(layers.parameters()).dtype.itemsize < torch.float32.itemsize
+    return device.type == "cpu" and is_cast
+
+
 def _longest_at_once(kind: str, config: Any) -> int:
     """Return the tokens of the longest row that kernels for nested tensors can compute: they have no windows.
 
@@ -115,8 +127,8 @@ def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Re
     """Return the outputs of the layers in the form that the head reads."""
     if sequence is None:
         return outputs
-    if sequence.order is not None and (masks := current_masks()):
-        masks.set_places(sequence.rows[sequence.order], sequence.offsets[sequence.order])
+    if masks := current_masks():
+        masks.set_places(sequence.in_order(sequence.rows[None])[0], sequence.in_order(sequence.offsets[None])[0])
     hidden = outputs.last_hidden_state
     ways = {"any": sequence.padded, "tokens": sequence.in_order, "first": sequence.by_row}
     outputs.last_hidden_state = ways[read](hidden)

@@ -59,7 +59,12 @@ class TokenSequence:
     shape: tuple[int, int]
     """Rows and places of the padded micro-batch."""
     places: Tensor
-    """Place of each token in the flattened padded micro-batch: int64 ``(tokens,)``."""
+    """Place of each token in the flattened padded micro-batch: int64 ``(tokens,)``.
+
+    Those after the ``real`` ones repeat the first token. They are in no group, and in no result.
+    """
+    real: int
+    """Number of tokens that the rows have."""
     offsets: Tensor
     """Number of each token in its row, from 0: int64 ``(tokens,)``."""
     rows: Tensor
@@ -80,7 +85,8 @@ class TokenSequence:
     def padded(self, hidden: Tensor) -> Tensor:
         """Return ``(1, tokens, size)`` as ``(rows, places, size)``, with zeros as padding."""
         rows, places = self.shape
-        padded = hidden.new_zeros(rows * places, hidden.shape[-1]).index_copy(0, self.places, hidden[0])
+        zeros, real = hidden.new_zeros(rows * places, hidden.shape[-1]), slice(self.real)
+        padded = zeros.index_copy(0, self.places[real], hidden[0, real])
         return padded.view(rows, places, -1)
 
     def firsts(self, hidden: Tensor) -> Tensor:
@@ -94,14 +100,14 @@ class TokenSequence:
 
     def in_order(self, hidden: Tensor) -> Tensor:
         """Return ``(1, tokens, size)`` in the order of the micro-batch, row by row."""
-        return hidden if self.order is None else hidden.index_select(1, self.order)
+        return hidden[:, : self.real] if self.order is None else hidden.index_select(1, self.order)
 
 
-def sequence_of(mask: Tensor, longest_at_once: int = 0) -> TokenSequence:
+def sequence_of(mask: Tensor, longest_at_once: int = 0, multiple: int = 1) -> TokenSequence:
     """Return the sequence of a micro-batch with this ``mask``, ``(rows, places)``, 1 for real tokens.
 
     If no row has more than ``longest_at_once`` tokens, attention takes one call for all rows, instead of one per group
-    of like length.
+    of like length. With groups, repeated tokens make their number a ``multiple``.
     """
     on_cpu = mask.detach().cpu().numpy().astype(bool)
     lengths = on_cpu.sum(1)
@@ -116,10 +122,12 @@ def sequence_of(mask: Tensor, longest_at_once: int = 0) -> TokenSequence:
     order = None if (np.diff(places) > 0).all() else _tensor(np.argsort(places), mask)
     slices = [] if at_once else _slices(sizes)
     groups = tuple(_group(sizes[a:b], rows[a:b], int(ends[b - 1]), mask) for a, b in slices)
-    first = (offsets == 0).nonzero()[0]
+    first, real = (offsets == 0).nonzero()[0], len(places)
     bounds = _bounds(first, sizes[sizes > 0], mask) if at_once else None
-    places, offsets, owners, first = (_tensor(array, mask) for array in (places, offsets, rows[row], first))
-    return TokenSequence((len(mask), mask.shape[1]), places, offsets, owners, first, order, groups, bounds)
+    again = np.zeros(0 if at_once else -real % multiple, np.int64)
+    places, offsets, owners = (_tensor(np.append(each, each[again]), mask) for each in (places, offsets, rows[row]))
+    shape = (len(mask), mask.shape[1])
+    return TokenSequence(shape, places, real, offsets, owners, _tensor(first, mask), order, groups, bounds)
 
 
 def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from distcore import RowMasks
 from distcore.model.row_dropout import use_row_masks
+from distcore_tasks.padding_free import layer_hooks
 from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_tasks.padding_free.supported_models import HEADS, HeadName
 from distcore_tasks.shared.target_logits import logits_of_tokens
@@ -62,7 +63,7 @@ CUT = [[5], [0, 7, 1], [2, 3, 4, 6]]
 @pytest.mark.parametrize(
     ("head", "kind"), [pytest.param(*case, marks=() if case[1] in FEW else pytest.mark.slow) for case in CASES]
 )
-def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str) -> None:
+def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_dropout(model_of(head, kind), 0.2)
     logits, gradient = answers(head, model, WHOLE)
     assert masks.outside is None
@@ -72,6 +73,8 @@ def test_masks_follow_from_the_row(masks: RowMasks, head: HeadName, kind: str) -
     close(answers(head, model, CUT), (logits, gradient))
     enable_padding_free(model, read=HEADS[head].reads)
     close(answers(head, model, WHOLE), (logits, gradient))
+    close(answers(head, model, CUT), (logits, gradient))
+    monkeypatch.setattr(layer_hooks, "_is_low_precision", lambda *_: True)
     close(answers(head, model, CUT), (logits, gradient))
     assert masks.outside is None
     assert not masks.is_new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from sys import maxsize
 from typing import Any
 
@@ -25,7 +26,7 @@ from padding_free_models import (
 from torch import Tensor
 
 from distcore_tasks.padding_free import attention, layer_hooks, token_sequence
-from distcore_tasks.padding_free.layer_hooks import enable_padding_free
+from distcore_tasks.padding_free.layer_hooks import RECURRING, enable_padding_free
 from distcore_tasks.padding_free.supported_models import (
     DECODERS,
     ENCODERS,
@@ -39,14 +40,18 @@ from distcore_tasks.padding_free.token_sequence import Bounds, TokenSequence
 
 
 @pytest.mark.parametrize(("head", "kind"), programs_but_for_few(CASES))
-def test_outputs_and_gradients_are_those_of_padded_rows(head: HeadName, kind: str) -> None:
+def test_outputs_and_gradients_are_those_of_padded_rows(
+    head: HeadName, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
     undo = enable_padding_free(model, read=HEADS[head].reads)
-    answer, padding_free = answers(head, model)
-    assert not torch.equal(gradient, padding_free)  # it was computed in another way
-    assert (answer - logits).abs().max() < 2e-6 * logits.abs().max()
-    assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
+    for repeats in (False, True):  # tokens up to a round number, as for bf16
+        monkeypatch.setattr(layer_hooks, "_is_low_precision", lambda *_, repeats=repeats: repeats)
+        answer, padding_free = answers(head, model)
+        assert not torch.equal(gradient, padding_free)  # it was computed in another way
+        assert (answer - logits).abs().max() < 2e-6 * logits.abs().max()
+        assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
     undo()
     assert torch.equal(answers(head, model)[0], logits)
 
@@ -106,6 +111,18 @@ def test_half_precision_keeps_its_dtype(kind: str) -> None:
     tokens, mask = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(input_ids=tokens, attention_mask=mask).logits.shape == (len(LENGTHS), 3)
+
+
+@pytest.mark.parametrize("lowered", [torch.autocast("cpu", dtype=torch.bfloat16), torch.float16, None])
+def test_tokens_have_a_round_number_in_low_precision(lowered: Any) -> None:
+    model = model_of("row classifier", "bert").to(lowered if isinstance(lowered, torch.dtype) else torch.float32)
+    enable_padding_free(model, read="first")
+    tokens, mask, sizes = *batch(), list[int]()
+    model.base_model.encoder.layer[0].register_forward_pre_hook(lambda layer, given: sizes.append(given[0].shape[1]))
+    with lowered if isinstance(lowered, torch.autocast) else nullcontext():
+        model(input_ids=tokens, attention_mask=mask)
+    assert sum(LENGTHS) % RECURRING
+    assert sizes == [sum(LENGTHS) + (-sum(LENGTHS) % RECURRING if lowered else 0)]
 
 
 def test_a_model_goes_on_from_a_cache_as_ever() -> None:

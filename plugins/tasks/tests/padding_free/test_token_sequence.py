@@ -23,6 +23,18 @@ def test_a_sequence_has_each_token_once_rows_from_the_shortest_on() -> None:
     assert rows.in_order(hidden).flatten().tolist() == [7, 8, 9, 4, 5, 6]
 
 
+def test_repeated_tokens_make_a_round_number_and_are_in_no_result() -> None:
+    rows = sequence_of(mask_of(3, 1, 2), multiple=4)
+    assert rows.places.tolist() == [3, 6, 7, 0, 1, 2, 3, 3]
+    assert (rows.real, sum(group.stop - group.start for group in rows.groups)) == (6, 6)
+    tokens = torch.tensor([[7, 8, 9], [4, 0, 0], [5, 6, 0]])
+    hidden = rows.taken(tokens)[..., None].float()
+    assert rows.padded(hidden)[..., 0].tolist() == tokens.tolist()
+    assert rows.in_order(hidden).flatten().tolist() == [7, 8, 9, 4, 5, 6]
+    assert sequence_of(mask_of(1, 2), multiple=4).in_order(hidden).flatten().tolist() == [4, 5, 6]
+    assert len(sequence_of(mask_of(3, 1), 3, multiple=4).places) == 4
+
+
 def test_rows_that_come_in_order_are_not_sorted_again() -> None:
     assert sequence_of(mask_of(1, 2, 2, 3)).order is None
 
