@@ -37,7 +37,7 @@ def encode(
     source, and the end of the last. Raises DataError or ModelError.
     """
     if part.rows.form == "documents":
-        documents = _documents(part.values(), tokenizer, options)
+        documents = documents_of(part.values(), tokenizer, options)
         arrays, rows = _write_blocks(documents, options, folder, sources(part.numbers))
         return arrays, 0, rows
     check_tokenizer(part.rows.name, part.rows.form, tokenizer)
@@ -50,14 +50,14 @@ def encode_some(
 ) -> Iterator[Encoded]:
     """Yield tokens and flags of each row, of which a document may be longer than ``max_seq_len``."""
     if form == "documents":
-        for tokens in _documents(values, tokenizer, options):
+        for tokens in documents_of(values, tokenizer, options):
             yield tokens, np.full(len(tokens), COUNTED, np.uint8)
     else:
         for tokens, flags, _ in _answers(form, tokenizer, options.max_seq_len, values, refuse):
             yield tokens, flags
 
 
-def _documents(values: Iterable[Any], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
+def documents_of(values: Iterable[Any], tokenizer: Any, options: CausalOptions) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
     end = _end(tokenizer) if options.end_documents else []
     for tokens in token_lists(tokenizer, values, special=True):

@@ -13,12 +13,13 @@ import numpy as np
 from distcore import DataError
 from distcore_tasks.causal_lm.dataset import Arrays, SequenceDataset, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.causal_lm.encode import encode, make_tokenizer
+from distcore_tasks.causal_lm.encode import documents_of, encode, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import TextRows, read_rows
+from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
-from distcore_tasks.causal_lm.streamed import apart, open_corpus, streaming_of
+from distcore_tasks.causal_lm.streamed import StreamedSequences, apart, open_corpus, streaming_of
+from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, open_blocks, write_blocks
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
@@ -26,9 +27,10 @@ from distcore_tasks.shared.pretrained import (
     check_vocabulary,
 )
 from distcore_tasks.shared.row_order import in_order
-from distcore_tasks.shared.sources import data_warnings, read_source
+from distcore_tasks.shared.sources import data_warnings, read_source, source_file
 from distcore_tasks.shared.splits import Part, read_parts
-from distcore_tasks.shared.streams.preparing import check_stream, open_sets, read_stream_parts
+from distcore_tasks.shared.streams.preparing import StreamParts, check_stream, open_sets, read_stream_parts
+from distcore_tasks.shared.streams.values import open_values
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -74,7 +76,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         parts_of = partial(read_stream_parts, options, streaming_of(form, options), corpus)
         stream = parts_of(lambda source: _rows(source, own), seed, folder)
         parts, tokenizer, placed = stream.held_out, stream.tokenizer, stream.record
-        facts = {name: {_UNITS[form]: rows, "rows": rows, "rows_cut": 0} for name, rows in stream.rows.items()}
+        facts = {name: _streamed_facts(stream, own, folder, name) for name in stream.rows}
     else:
         parts = _parts(options, seed)
         train = parts["train"]
@@ -130,6 +132,21 @@ def _facts(part: Part[TextRows], arrays: Arrays, cut: int) -> dict[str, object]:
     }
 
 
+def _streamed_facts(
+    stream: StreamParts[TextRows], options: CausalOptions, folder: Path, name: str
+) -> dict[str, object]:
+    """Return the facts of one dataset of a stream; of documents that are evaluated, write where each block begins."""
+    form, rows = options.form, stream.rows[name]
+    assert form != "auto"
+    facts: dict[str, object] = {_UNITS[form]: rows, "rows": rows, "rows_cut": 0}
+    if form != "documents" or name == "train" or name not in stream.record["streamed"]:
+        return facts
+    source = source_file(options.sources[name], EMBEDDED, options.filter)
+    values = open_values(source, schema_of(form, options.columns), folder / name)
+    tokens = write_blocks(documents_of(values, stream.tokenizer, options), options.max_seq_len, folder / name)
+    return facts | {"rows": len(BlockLengths(tokens, options.max_seq_len)), "tokens": tokens, "targets": tokens}
+
+
 def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool) -> TokenizedDatasets:
     """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
@@ -140,7 +157,12 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
         rows = open_sequences(entry.folder / name, pad, prompts=prompts[name])
         return layout(in_order(rows, options, config, entry.sources) if name == "train" else rows)
 
-    sets = open_sets(entry, stored, lambda name: open_corpus(entry, options, layout, name, prompts[name]))
+    def streamed(name: str) -> StreamedSequences:
+        rows = open_corpus(entry, options, layout, name, prompts[name])
+        has_blocks = "tokens" in facts[name]
+        return open_blocks(rows, entry.folder / name, facts[name]["tokens"]) if has_blocks else rows
+
+    sets = open_sets(entry, stored, streamed)
     if options.stream:
         sets["train"] = in_order(sets["train"], options, config, entry.sources, entry.sizes)
     return with_rows(

@@ -55,11 +55,15 @@ class StreamedSequences(StreamedDataset):
         """Return the same rows with padding."""
         return replace(self, layout=apart)
 
+    def encoded(self, indices: np.ndarray) -> list[Encoded]:
+        """Return tokens and flags of the rows ``indices``, int64 ``(n,)``."""
+        return self.rows.at(indices)
+
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as ``SequenceDataset`` or its ``layout`` does."""
         import torch
 
-        arrays, owners, offsets = _windows(self.rows.at(indices), self.window, self.pad)
+        arrays, owners, offsets = _windows(self.encoded(indices), self.window, self.pad)
         rows = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=0, content=self.content)
         batch = self.layout(rows).batch(np.arange(len(owners)))
         if "place" in batch or len(owners) > len(indices):  # dropout masks follow from the place in the row
@@ -71,7 +75,7 @@ class StreamedSequences(StreamedDataset):
 
     def completion(self, index: int) -> np.ndarray:
         """Return the targets right after a row's prompt, as ``SequenceDataset`` does."""
-        arrays, *_ = _windows(self.rows.at(np.array([index])), self.window, self.pad)
+        arrays, *_ = _windows(self.encoded(np.array([index])), self.window, self.pad)
         row = SequenceDataset(arrays=arrays, items=arrays.lengths, pad=self.pad, prompts=1, content=self.content)
         return row.completion(0)
 
@@ -133,5 +137,5 @@ def streaming_of(form: Form, options: CausalOptions) -> Streaming:
         encode=partial(encode_some, form, options),
         length=tokens_read,
         settings=[form, options.max_seq_len, options.end_documents],
-        has_rows=form != "documents",  # whose blocks have tokens of several
+        refuses=form != "documents",
     )

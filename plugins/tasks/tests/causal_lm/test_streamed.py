@@ -117,7 +117,7 @@ def test_only_the_rows_of_a_step_are_read_and_none_is_stored(
     monkeypatch.setattr(values, "SAMPLE", 10)
     seen, config = counted(monkeypatch), RunConfig(global_batch_size=8, micro_batch_size=8, padding_free="on")
     rows = task(corpus, order=Order(kind="windows", window_shards=1)).prepare(config).train
-    assert len(seen) == 10 + 20, "the vocabulary is trained on these, and the evaluation rows are stored"
+    assert len(seen) == 10 + 20 + 20, "the vocabulary is trained on 10; 20 are evaluated: counted, and stored"
     assert (seen[0], seen[9]) == (0, 119)
     assert not list((tmp_path / "cache/sequences").glob("*/train/*"))
     seen.clear()

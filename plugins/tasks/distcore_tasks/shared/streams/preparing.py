@@ -51,8 +51,8 @@ class Streaming:
     """Everything else on which encoded rows depend."""
     load_tokenizer: Callable[[str, Path], Any] = load_tokenizer
     """Load the saved tokenizer of a model."""
-    has_rows: bool = True
-    """False if what is evaluated are not the rows of a source; these datasets are stored."""
+    refuses: bool = True
+    """False if ``encode`` refuses no value."""
 
 
 def check_stream(options: TaskOptions, why_not: dict[str, str | bool]) -> None:
@@ -96,11 +96,11 @@ def read_stream_parts(
     streamed, held_out = {"train": train}, dict[str, Part[R]]()
     for name, part in parts.items():
         values = values_of(part)
-        if values and streaming.has_rows and is_large(values, encoded, streaming.length):
+        if values and is_large(values, encoded, streaming.length):
             streamed[name] = values
         else:
             held_out[name] = part
-    if options.skip_bad_rows:
+    if options.skip_bad_rows and streaming.refuses:
         streamed = {name: encodable(values, encoded) for name, values in streamed.items()}
     for name, values in streamed.items():
         save_values(values, folder / name)
