@@ -7,13 +7,13 @@ from distcore.config import with_changes as with_changes
 from distcore.deprecation import DeprecatedWarning as DeprecatedWarning
 from distcore.deprecation import deprecated as deprecated
 from distcore.distributed import dtensors as dtensors
-from distcore.distributed.collectives import gather_rows as gather_rows
-from distcore.distributed.collectives import sum_over_ranks as sum_over_ranks
 from distcore.distributed.devices import device_of as device_of
 from distcore.distributed.devices import has_jagged_attention as has_jagged_attention
+from distcore.distributed.process_group import gather_rows as gather_rows
 from distcore.distributed.process_group import join_process_group as join_process_group
 from distcore.distributed.process_group import leave_process_group as leave_process_group
 from distcore.distributed.process_group import open_store as open_store
+from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
 from distcore.errors import CheckpointError as CheckpointError
 from distcore.errors import ConfigError as ConfigError
 from distcore.errors import DataError as DataError

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from distcore.distributed.agreement import agree_on_metrics, share_buffers
 from distcore.distributed.devices import UNPINNED
@@ -16,15 +17,18 @@ from distcore.engine.prefetch import Prefetcher
 from distcore.errors import AgreementError, TaskError
 from distcore.model.averages import use_average
 from distcore.plugin.batching.sampling import evaluation_plan
-from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
+from distcore.plugin.strategy.contract import Evaluation, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask, Evaluate
-from distcore.plugin.task.outputs import Collected, Collector, gather
+from distcore.plugin.task.outputs import Collected, Collector, InOrder, gather
+from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.resolve.resolve import best_metric
 
 log = logging.getLogger("distcore")
 
+GATHERED = 2**18
+"""About the most rows whose results are gathered together."""
 SANITY_ROWS = 8
 """Largest number of rows in a sanity check on a device that computes in main memory."""
 
@@ -43,8 +47,8 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     return Evaluation(
         outputs=collected.outputs,
         metrics=agree_on_metrics(run, hooks, bound.metrics(collected, dataset, data)),
-        evaluated=len(collected.index),
-        unique=len(torch.unique(collected.index)),
+        evaluated=len(dataset),  # else ``collect`` had raised
+        unique=len(dataset),
         dataset_size=len(dataset),
     )
 
@@ -71,18 +75,18 @@ def evaluate_all(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, last: 
 
 
 def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) -> Collected:
-    """Evaluate the rows of ``dataset``; return the outputs in its order, the same on every rank.
+    """Evaluate the rows of ``dataset``; return the outputs in its order and the sums, the same on every rank.
 
     Every rank calls. Raises AgreementError if a row comes back twice or not at all.
     """
-    collected = gather(run, hooks, forward_all(run, hooks, dataset, evaluate_batch))
-    evaluated, unique = len(collected.index), len(torch.unique(collected.index))
-    if not evaluated == unique == len(dataset):
-        raise AgreementError(
-            f"strategy {hooks.name!r}: evaluation returned {evaluated} rows, {unique} of them different, "
-            f"for a dataset of {len(dataset)}"
-        )
-    return collected.take(torch.argsort(collected.index))
+    results = InOrder(len(dataset))
+    for mine in forward_all(run, hooks, dataset, evaluate_batch):
+        results.add(gather(run, hooks, mine))
+    unique = int(results.seen.count_nonzero())
+    if not results.evaluated == unique == len(dataset):
+        came = f"evaluation returned {results.evaluated} rows, {unique} of them different"
+        raise AgreementError(f"strategy {hooks.name!r}: {came}, for a dataset of {len(dataset)}")
+    return results.joined()
 
 
 def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
@@ -96,8 +100,8 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     for name, rows in (data.evaluations or {"": data.evaluation}).items():
         collected = Collected()
         if len(rows):
-            collected = forward_all(run, hooks, rows, bound.evaluation(run), sanity=True)
-            collected = collected.take(torch.arange(len(rows)) % len(collected.index))
+            [first] = forward_all(run, hooks, rows, bound.evaluation(run), sanity=True)
+            collected = replace(first, outputs={key: _repeated(one, len(rows)) for key, one in first.outputs.items()})
         try:
             reported |= {f"{name}/{key}".removeprefix("/") for key in bound.metrics(collected, rows, data)}
         except TaskError as error:
@@ -111,45 +115,44 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
         )
 
 
-def _first_of(sampler: Sampler, rows: int | None) -> Sampler:
-    """Return a sampler of each step's first micro-batch only, cut to its last ``rows`` rows, the longest.
-
-    ``None``: uncut.
-    """
-
-    def first(epoch: int, step: int) -> Sequence[MicroBatch]:
-        micro = sampler(epoch, step)[0]
-        return [replace(micro, indices=micro.indices[-(rows or 0) :], last=True)]
-
-    return first
+def _repeated(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
+    if isinstance(value, Ragged):
+        return value.take(torch.arange(rows) % len(value))
+    return value.repeat(-(-rows // len(value)), *[1] * (value.dim() - 1))[:rows]
 
 
 @torch.no_grad()
-def forward_all(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False) -> Collected:
-    """Return the task's outputs for this rank's rows, on the CPU; with ``sanity``, for one micro-batch only.
+def forward_all(
+    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False
+) -> Iterator[Collected]:
+    """Yield the task's outputs for this rank's rows, on the CPU, some at a time; with ``sanity``, of one micro-batch.
 
-    Every rank runs the same number of forward passes, as sharded parameters need. Padding rows are dropped. Rows of a
-    rank that does not lead its data shard are dropped, too, unless ``sanity``. Raises TaskError for outputs of a wrong
-    shape.
+    Every rank yields as often, and runs the same number of forward passes, as sharded parameters need. Padding rows
+    are dropped. Rows of a rank that does not lead its data shard are dropped, too, unless ``sanity``. Raises TaskError
+    for outputs of a wrong shape.
     """
     plan = evaluation_plan(run, dataset)
-    sampler = hooks.build_sampler(run, plan)
-    if sanity:
-        sampler = _first_of(sampler, SANITY_ROWS if run.world.device.type in UNPINNED else None)
+    sampler, steps = hooks.build_sampler(run, plan), range(plan.steps)
+    if sanity:  # the longest rows come last in a micro-batch
+        first, rows = sampler(0, 0)[0], SANITY_ROWS if run.world.device.type in UNPINNED else 0
+        micros = [replace(first, indices=first.indices[-rows:], last=True)]
+        sampler, steps = lambda *_: micros, range(1)
+    together = -(-GATHERED // plan.global_batch)
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
-    collector = Collector()
-    steps = range(plan.steps)[:1] if sanity else range(plan.steps)
     run.model.eval()
     with Prefetcher(run.world.device) as prefetcher:
         prefetcher.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
-        for _ in steps:
-            micros = prefetcher.take()
+        for step in steps:
+            if step % together == 0:
+                collector = Collector()
+            taken = prefetcher.take()
             prefetcher.fetch()
-            for micro, batch in micros:
+            for micro, batch in taken:
                 with autocast:
                     outputs, sums = evaluate_batch(on_device(run, batch), len(micro.indices))
                 counts = sanity or (run.world.is_shard_leader and not micro.is_padding)
                 collector.add(micro.indices, outputs, sums, counts)
             prefetcher.wait()
+            if (step + 1) % together == 0 or step + 1 == len(steps):
+                yield collector.joined()
     run.model.train()
-    return collector.joined()

@@ -16,9 +16,9 @@ from distcore.distributed.agreement import check_rows, check_weights
 from distcore.distributed.devices import seed
 from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, on_device
+from distcore.engine.own_step import WithLoss, update_of
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
-from distcore.engine.updates import WithLoss, update_of
 from distcore.engine.whole_batch import train_whole_batch
 from distcore.errors import TaskError
 from distcore.model import averages

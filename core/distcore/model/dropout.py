@@ -1,15 +1,21 @@
-"""Cheaper dropout on a CPU: one random number serves four values, where torch draws one per value."""
+"""Random numbers of a model: what draws some, and cheaper dropout on a CPU, where one number serves four values."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from distcore.config import RunConfig
 
 BITS = 16
 """Random bits for each value: the probability is rounded to a multiple of 2**-16."""
+PROBABILITIES = ("dropout_p", "p", "dropout")
+"""Arguments of operations that draw nothing where they are 0, such as attention without dropout."""
 
 
 class DrawnDropout(nn.Dropout):
@@ -39,3 +45,20 @@ def draw_cheaply(config: RunConfig, module: nn.Module) -> None:
         for part in module.modules():
             if type(part) is nn.Dropout:
                 part.__class__ = DrawnDropout
+
+
+class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations inside the ``with`` block that draw random numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation."""
+        given = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            named = {it.name: it.default_value for it in function._schema.arguments}
+            named |= dict(zip(named, args, strict=False)) | given
+            self.count += next((bool(named[name]) for name in PROBABILITIES if name in named), True)
+        return function(*args, **given)

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distcore.errors import TaskError
-from distcore.model.draws import CountsDraws
-from distcore.model.dropout import BITS
+from distcore.model.dropout import BITS, CountsDraws
 from distcore.plugin.strategy.contract import Run
 
 log = logging.getLogger("distcore")

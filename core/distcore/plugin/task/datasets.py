@@ -14,6 +14,9 @@ from distcore.plugin.batching.columns import Column, read
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Dataset
 
+BLOCK = 2**20
+"""Rows whose losses are added up together."""
+
 
 def varies(dataset: Dataset) -> bool:
     """Return True if the rows differ from epoch to epoch."""
@@ -82,6 +85,8 @@ def check_indexed(name: str, dataset: object) -> None:
 
 def mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | None:
     """Return the mean over items, as in training; ``None`` where nothing counts."""
-    items = int(read(dataset.items, np.arange(len(dataset))).sum())
-    loss = outputs.get("loss")
-    return loss.double().sum().item() / items if isinstance(loss, Tensor) and items else None
+    starts, loss = range(0, len(dataset), BLOCK), outputs.get("loss")
+    items = sum(int(read(dataset.items, np.arange(at, min(at + BLOCK, len(dataset)))).sum()) for at in starts)
+    if not isinstance(loss, Tensor) or not items:
+        return None
+    return sum(loss[at : at + BLOCK].double().sum().item() for at in starts) / items

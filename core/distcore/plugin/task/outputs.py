@@ -25,7 +25,7 @@ INDEX = "index"
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Row numbers, outputs and sums: of one rank, or of all."""
+    """Row numbers, outputs and sums: of some rows of one rank or of all, or, without numbers, of a dataset."""
 
     index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """The number of each row, int64, shape ``(n,)``."""
@@ -33,12 +33,6 @@ class Collected:
     """Outputs of n rows by name."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Sums over these rows by name, float64."""
-
-    def take(self, rows: Tensor) -> Collected:
-        """Return row numbers and outputs at the positions ``rows``, int64, shape ``(m,)``, and the same sums."""
-        each = self.outputs.items()
-        outputs = {name: value.take(rows) if isinstance(value, Ragged) else value[rows] for name, value in each}
-        return Collected(index=self.index[rows], outputs=outputs, sums=self.sums)
 
 
 class Collector:
@@ -75,6 +69,35 @@ class Collector:
         outputs = {name: _joined(name, parts) for name, parts in self._outputs.items()}
         index = torch.cat([torch.empty(0, dtype=torch.long), *self._index])
         return Collected(index=index, outputs=outputs, sums=self._sums)
+
+
+class InOrder:
+    """Puts gathered results into the order of the dataset; beside outputs it has a byte of each row."""
+
+    def __init__(self, rows: int) -> None:
+        """The dataset has so many ``rows``."""
+        self.evaluated, self.seen = 0, torch.zeros(rows, dtype=torch.bool)
+        self._placed, self._ragged = dict[str, Tensor](), dict[str, list[Tensor | Ragged]]()
+        self._sums, self._index = dict[str, Tensor](), [torch.empty(0, dtype=torch.long)]
+
+    def add(self, some: Collected) -> None:
+        """Take the results of some rows."""
+        self.evaluated += len(some.index)
+        self.seen[some.index] = True
+        for name, value in some.outputs.items():
+            if isinstance(value, Ragged):
+                self._ragged.setdefault(name, []).append(value)
+            else:
+                into = self._placed.setdefault(name, value.new_empty(len(self.seen), *value.shape[1:]))
+                into[some.index] = _cat(name, [into[:0], value], "rows")
+        self._index += [some.index] if self._ragged else []
+        self._sums = {name: total + self._sums.get(name, 0) for name, total in some.sums.items()}
+
+    def joined(self) -> Collected:
+        """Return the outputs in order, and the sums; no numbers."""
+        order = torch.cat(self._index).argsort()
+        ragged = {name: _joined(name, parts).take(order) for name, parts in self._ragged.items()}
+        return Collected(outputs={**self._placed, **ragged}, sums=self._sums)
 
 
 def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor | Ragged]:
