@@ -23,7 +23,7 @@ from distcore_data.formats.opening import State, state_of, unreadable
 from distcore_data.formats.places import START
 from distcore_data.indexes.scans import scanned
 
-FORMAT = 3
+FORMAT = 4
 """Version of an entry. Raise it when what is in one, or its meaning, changes."""
 SETTLED = 2 * 10**9
 """Nanoseconds for which a file must have been as it is: a file system may count time in steps of 2 s."""

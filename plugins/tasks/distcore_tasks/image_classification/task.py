@@ -89,7 +89,7 @@ class ImageClassification(ImageOptions):
         write_labels(folder, data.labels)
         data.preprocessing.save(folder)
         write_bad_rows(folder, data.bad_rows)
-        write_files(folder, data.files)
+        write_files(folder, data.files, data.train)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, from the files of ``save``; ``None`` if there are none."""

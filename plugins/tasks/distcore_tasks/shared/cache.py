@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distcore import RunConfig
+from distcore import DataError, RunConfig
 from distcore_data import Filtered, IndexedRows, cached_folder, files_of, skipping
-from distcore_tasks.shared.changed_files import File, check_files
+from distcore_tasks.shared.changed_files import Change, File, find_change
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
@@ -36,7 +37,9 @@ class Entry:
     record: dict[str, Any]
     """The record that ``build`` returned, with ``tokens``, the tokenizer's fields of ``TokenizedDatasets``."""
     files: Sequence[File] = ()
-    """The files of a stream."""
+    """The files of ``data``."""
+    change: Change | None = None
+    """The file of stored rows that has changed since the run began."""
 
     @property
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -58,8 +61,8 @@ class Entry:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of ``TokenizedDatasets``."""
-        return self.tokens | {"bad_rows": tuple(self.bad_rows), "files": tuple(self.files)}
+        """Fields of ``TokenizedDatasets``, and the change of stored files."""
+        return self.tokens | {"bad_rows": tuple(self.bad_rows), "files": tuple(self.files), "change": self.change}
 
     @property
     def sources(self) -> list[int]:
@@ -111,14 +114,17 @@ class CachedDatasets:
         if options.data in self.embedded:
             say_embedded(options.data)
         files = list[File]()
-        if options.stream:
+        if options.data not in self.embedded:
             source = source_file(options.data, self.embedded)
             assert not isinstance(source, Filtered)  # no filter is given here
-            files = IndexedRows(source, {}, whole=False).files()
-        check_files(files, options, config)
+            with nullcontext() if options.stream else suppress(DataError):  # the reader of stored rows says it better
+                files = IndexedRows(source, {}, whole=False).files()
+        change = find_change(files, options, config)
+        if change and options.stream:
+            raise change.error
         key = self._key(options, config.seed, settings, vocab_size)
         folder = cached_folder(self.kind, key, lambda folder: _write(folder, build, options.skip_bad_rows))
-        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")), files)
+        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")), files, change)
 
     def _key(self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int) -> str:
         """Return a digest of everything that the content of an entry depends on."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from distcore import Dataset, Datasets
 from distcore_tasks.shared.bad_rows import bad_rows_warnings, write_bad_rows
-from distcore_tasks.shared.changed_files import File, write_files
+from distcore_tasks.shared.changed_files import Change, File, write_files
 from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 from distcore_tasks.shared.streams.datasets import StreamedDataset
@@ -35,7 +35,7 @@ class TokenizedDatasets(Datasets):
     bad_rows: tuple[str, ...] = ()
     """A line for each row that was passed over."""
     files: tuple[File, ...] = ()
-    """The files of a stream."""
+    """The files of ``data``."""
 
     @cached_property
     def loaded_tokenizer(self) -> Any:
@@ -43,12 +43,12 @@ class TokenizedDatasets(Datasets):
         return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
     def save_files(self, folder: Path) -> None:
-        """Copy the tokenizer's files to ``folder``, created if needed; list the bad rows and a stream's files there."""
+        """Copy the tokenizer's files to ``folder``, created if needed; list bad rows and the data's files there."""
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(self.tokenizer):
             shutil.copy(file, folder)
         write_bad_rows(folder, self.bad_rows)
-        write_files(folder, self.files)
+        write_files(folder, self.files, self.train)
 
 
 D = TypeVar("D", bound=TokenizedDatasets)
@@ -78,9 +78,15 @@ def with_rows(
     *,
     warnings: Iterable[str] = (),
     bad_rows: tuple[str, ...] = (),
+    change: Change | None = None,
     **others: Any,
 ) -> D:
-    """Return ``sets``, datasets by name, as a ``kind``, with a warning of bad rows."""
+    """Return ``sets``, datasets by name, as a ``kind``, with a warning of bad rows.
+
+    Raises DataError for training rows that differ with a file that has changed.
+    """
+    if change:
+        change.check(sets["train"])
     warnings = (*warnings, *bad_rows_warnings(bad_rows), *fetching_warnings(sets))
     given = {"warnings": warnings, "bad_rows": bad_rows} | others
     return kind(**by_field(sets), tokenizer=tokenizer, **given)

@@ -1,4 +1,4 @@
-"""A file of a stream that changed before a resume is one line with its name and its rows."""
+"""A data file that changed before a resume is one line with its name and its rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stream_cases import ROWS
 
 from distcore import DataError, RunConfig
 from distcore.cli.main import main
+from distcore.testing.problem import RandomRows
 from distcore_tasks.shared.changed_files import FILES, check_files, write_files
 from distcore_tasks.text_classification.task import TextClassification
 
@@ -21,7 +22,7 @@ SAVED = [("a.jsonl", "1", 30), ("b.jsonl", "2", 20), ("c.jsonl", "3", 10)]
 def run(tmp_path: Path) -> Path:
     """The folder of a run with a checkpoint."""
     (tmp_path / "run/checkpoints/step-00000004").mkdir(parents=True)
-    write_files(tmp_path / "run", SAVED)
+    write_files(tmp_path / "run", SAVED, RandomRows(3))
     return tmp_path / "run"
 
 
@@ -56,17 +57,31 @@ def test_files_may_have_other_names_and_a_new_run_or_other_rows_other_files(run:
 
 
 @pytest.mark.programs
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "stored"])
 def test_a_run_lists_its_files_and_is_not_resumed_on_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(ROWS["labels"](n)) + "\n" for n in range(24)))
-    flags = ["train", "--data", "a.jsonl,b.jsonl", "--stream", "true", "--model", "bert-tiny", "--device", "cpu"]
+    flags = [
+        "train",
+        "--data",
+        "a.jsonl,b.jsonl",
+        "--stream",
+        str(stream).lower(),
+        "--model",
+        "bert-tiny",
+        "--device",
+        "cpu",
+    ]
     flags += ["--global-batch-size", "8", "--out", "run", "--resume", "auto", "--resume-changed", "max_steps"]
     assert main([*flags, "--max-steps", "2"]) == 0
-    listed = json.loads((tmp_path / "run" / FILES).read_text())
+    listed = json.loads((tmp_path / "run" / FILES).read_text())["files"]
     assert [(name, rows) for name, _, rows in listed] == [("a.jsonl", 24), ("b.jsonl", 24)]
+    if not stream:  # of stored rows only what a run reads of them counts
+        Path("b.jsonl").write_text(Path("b.jsonl").read_text().replace("{", '{"more": 1, '))
+        assert main([*flags, "--max-steps", "3"]) == 0
     Path("b.jsonl").write_text(Path("b.jsonl").read_text().replace("sky", "hill"))
     capsys.readouterr()
     assert main([*flags, "--max-steps", "4"]) == 2
