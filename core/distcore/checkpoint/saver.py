@@ -33,8 +33,6 @@ from distcore.plugin.strategy.hooks import Hooks
 log = logging.getLogger("distcore")
 POLL = 0.02
 """Seconds between two checks for the files of other ranks."""
-NICENESS = 15
-"""Of the thread that writes: of cores that training keeps busy it takes a thirtieth of one."""
 
 
 class Saver:
@@ -178,7 +176,7 @@ def _in_background(work: Callable[[], Path]) -> Future[Path]:
 
     def run() -> None:
         if sys.platform == "linux":  # elsewhere threads have no niceness of their own
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), 15)  # a thirtieth of a core that training keeps busy
         try:
             future.set_result(work())
         except BaseException as error:  # whatever it is, the training thread must see it

@@ -10,12 +10,10 @@ from contextlib import contextmanager
 
 SILENCE = 1.5
 """Seconds without output after which a command says that it is at work."""
-SLOW = "torch"
-"""The package that takes longer to import; meanwhile no other thread runs."""
 
 
 class FirstLine:
-    """Prints one line about a command: before ``SLOW`` is imported, or after ``SILENCE``. A finder of modules."""
+    """Prints one line about a command: before torch is imported, or after ``SILENCE``. A finder of modules."""
 
     def __init__(self, command: str) -> None:
         self.command, self.is_said = command, False
@@ -24,7 +22,7 @@ class FirstLine:
 
     def find_spec(self, name: str, *_: object) -> None:
         """Find nothing, but notice each import."""
-        if name == SLOW:
+        if name == "torch":  # takes longer, and meanwhile no other thread runs
             self.say("loading PyTorch")
 
     def say(self, what: str) -> None:

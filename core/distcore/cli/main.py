@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import re
 import select
@@ -12,6 +13,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 
 from distcore import __version__
 from distcore.cli.commands import command_module, summaries
@@ -20,9 +22,7 @@ from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
 from distcore.deprecation import print_on_one_line
 from distcore.errors import INTERRUPTED, ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
-
-READER_GONE = 141
-"""Exit code if the reader of stdout has gone, such as ``head``: 128 + SIGPIPE."""
+from distcore.garbage import RARE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         print_on_one_line()
+        gc.set_threshold(*RARE)
     try:
         try:
             return run(given, is_program=argv is None)
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
-            return READER_GONE
+            return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"{cause}; traceback in {write_traceback(error)}{raised_at(error)}", 3)
 
@@ -111,8 +112,9 @@ def _with_flags(message: str, argv: list[str]) -> str:
 def top_parser() -> Parser:
     """Return the parser of the arguments up to the command's name."""
     listed = summaries()
-    width = max(map(len, listed))
-    commands = "\n".join(_wrapped(f"{name:{width}}", text) for name, text in listed.items())
+    indent = " " * (max(map(len, listed)) + 4)
+    wrap = partial(textwrap.fill, width=help_width(), subsequent_indent=indent)
+    commands = "\n".join(wrap(text, initial_indent=f"  {name}".ljust(len(indent))) for name, text in listed.items())
     top = Parser(
         prog="distcore",
         usage="distcore [-p no:NAME] COMMAND [FLAGS]",
@@ -128,11 +130,6 @@ def top_parser() -> Parser:
     # Everything after the command is left to the parser of the command.
     top.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return top
-
-
-def _wrapped(name: str, text: str) -> str:
-    head = f"  {name}  "
-    return textwrap.fill(text, help_width(), initial_indent=head, subsequent_indent=" " * len(head))
 
 
 class _TopHelp(Help):

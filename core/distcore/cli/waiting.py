@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-INTERVAL = 0.1
-"""Seconds for which the cores are watched."""
 BUSY = 0.5
 """Cores in use by other programs from which waiting threads sleep."""
 CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -31,6 +29,6 @@ def cores_in_use() -> float:
     """Return how many of the cores that this process may use are at work, while it watches them and does nothing."""
     import psutil
 
-    used = psutil.cpu_percent(INTERVAL, percpu=True)
+    used = psutil.cpu_percent(0.1, percpu=True)  # seconds
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(used))
     return sum(used[core] for core in own if core < len(used)) / 100

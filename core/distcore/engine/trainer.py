@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from distcore import checkpoint, registry
+from distcore import checkpoint, garbage, registry
 from distcore.checkpoint.foreign import adopt
 from distcore.checkpoint.job_state import fingerprint, steps_key
 from distcore.checkpoint.row_content import RowContent
@@ -144,7 +144,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     With ``training=False`` the run only evaluates and has neither of them. Raises ConfigError if the model lacks
     gradient checkpointing, StrategyError if the strategy returns no optimizer.
     """
-    built = hooks.build_model(config, world, model_source(config, task, data))
+    with garbage.spare_modules():
+        built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
     base, compiled = set_up_module(config, task, module, training)
     total_steps, bound = total_steps_of(config, len(data.train)), BoundTask.of(task)

@@ -45,7 +45,7 @@ class ProgressLine:
         """Start the live line if stderr is a terminal or a notebook."""
         if not run.world.is_main:
             return
-        if in_notebook():
+        if type(sys.stderr).__module__.startswith("ipykernel."):  # a notebook, also from a rank that was forked there
             self._cell = NotebookLine()
             return
         self._console = Console(stderr=True, highlight=False)
@@ -125,11 +125,6 @@ class NotebookLine:
         if self._length:
             print(file=sys.stderr, flush=True)
         self._length = 0
-
-
-def in_notebook() -> bool:
-    """Return True if stderr goes to the cell of a notebook, also from a rank that was forked there."""
-    return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
 def describe(run: Run, record: dict[str, float], width: int | None = None) -> str:

@@ -41,8 +41,6 @@ from distcore.resolve.resolve import Resolved
 log = logging.getLogger("distcore")
 WINDOW = 32
 """Micro-batches per rank that are held in memory and written together."""
-LOG_SECONDS = 10
-"""Least time between two log lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +158,7 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
         write = partial(_write, out, task, collected.outputs, named, rows)
         on_all_ranks(run, hooks, failed, write if world.is_main else None)
         done += len(rows.records)
-        if world.is_main and time.monotonic() - said > LOG_SECONDS:
+        if world.is_main and time.monotonic() - said > 10:  # seconds
             said = time.monotonic()
             log.info("%d of %d rows", done, prediction.rows)
     on_all_ranks(run, hooks, failed, out.finish if world.is_main else None)

@@ -47,10 +47,6 @@ T = TypeVar("T")
 
 POLL = 0.03
 """Seconds between two checks of the ranks."""
-SIGNAL_WAIT = 0.2
-"""Seconds to wait after a failure for the exit code of a rank that was killed by a signal, a likelier cause."""
-KILL_DELAY = 1
-"""Seconds between SIGTERM and SIGKILL when ranks are ended."""
 WAIT_FOR_SURVIVORS = 60
 """Most seconds to wait for ranks that outlive another one. Over gloo they lose its connection as it dies."""
 CAN_SEE_DEATHS = hasattr(os, "waitid")
@@ -135,7 +131,7 @@ def _supervise(job: _Launch) -> list[Any]:
         stack.enter_context(silence_torchelastic())
         stack.enter_context(set_missing_variables(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
-        stack.callback(ranks.close, signal.SIGTERM, KILL_DELAY)
+        stack.callback(ranks.close, signal.SIGTERM, 1)  # second before SIGKILL
         # Created after the fork, which would not copy the store's thread; ranks that connect earlier wait in the
         # socket's backlog. The socket is ours, because TCPStore's own would listen on every network interface.
         store = TCPStore(
@@ -218,7 +214,7 @@ def _wait_for_culprit(job: _Launch, pids: dict[int, int], dead: dict[int, int]) 
         if job.stop.wait(POLL) or len(dead) == job.nproc:
             break
         dead = _exit_codes(pids)
-    job.stop.wait(SIGNAL_WAIT)
+    job.stop.wait(0.2)  # seconds, for the exit code of a rank that was killed by a signal, a likelier cause
     if culprit(failures := _failures(job, dead := _exit_codes(pids))).kind == "signal":
         _wait_for_survivors(job, pids, dead)
     return failures
