@@ -16,6 +16,7 @@ from distcore import DataError, RunConfig, launch, train
 from distcore.cli.main import main
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.shared.bad_rows import bad_rows_warnings
 
 BAD = {5: '{"text": "cut', 11: '{"texts": "another name"}'}
 
@@ -66,6 +67,7 @@ def test_more_of_them_than_allowed_are_one_line_also_from_the_cache(
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
     data = MaskedLM(data="rows.jsonl", skip_bad_rows=2).prepare(RunConfig())
     assert data.warnings[0].startswith("2 bad rows are passed over, the first is data")
+    assert bad_rows_warnings(["row 7"])[0].startswith("1 bad row is passed over, the first is row 7;")
     with pytest.raises(DataError, match=r"row 12: .*; more bad rows than the 1 of --skip-bad-rows$"):
         MaskedLM(data="rows.jsonl", skip_bad_rows=1).prepare(RunConfig())
 
