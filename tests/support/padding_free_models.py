@@ -102,15 +102,23 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens * mask, mask.long()
 
 
+def labels_of(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Targets of other lengths than the sources: those of the rows from behind, the first one empty."""
+    targets = torch.where(mask > 0, tokens, -100).flip(0)
+    targets[0] = -100
+    return targets
+
+
 def answers(head: HeadName, model: Any) -> tuple[Tensor, Tensor]:
     """Logits of rows or tokens, and the gradient of a sum in which each has a weight of its own, as one vector.
 
     Without a head they are the output of the layers.
     """
     tokens, mask = (part.to(model.device) for part in batch())
-    labels = {"labels": torch.where(mask > 0, tokens, -100)} if head == "decoder" else {}
+    labels = {"labels": labels_of(tokens, mask)} if head == "decoder" else {}
     logits = model(input_ids=tokens, attention_mask=mask, **labels)[0 if head != "decoder" else "logits"]
-    logits = logits if head == "row classifier" else logits_of_tokens(logits, mask)
+    read = labels["labels"] != -100 if labels else mask
+    logits = logits if head == "row classifier" else logits_of_tokens(logits, read)
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)).to(logits.device)
     model.zero_grad()
     (logits * weights).sum().backward()

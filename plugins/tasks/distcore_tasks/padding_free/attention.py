@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from distcore import current_masks
-from distcore_tasks.padding_free.token_sequence import Bounds, Group, TokenSequence
+from distcore_tasks.padding_free.token_sequence import Bounds, Crossing, Group, TokenSequence
 
 SDPA, OWN = "distcore_rows", "distcore_rows_own"
 """Names of this attention in transformers: for models with ``sdpa``, and for models with attention of their own."""
@@ -51,8 +51,9 @@ def attend(
     """Compute attention within each row of ``token_sequence``; without one, as ``sdpa`` of transformers.
 
     ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; the result is ``(1, tokens, heads, size)``.
-    The option ``position_bias`` belongs to the longest row, ``(1, heads, longest, longest)``. A ``query`` shorter
-    than ``key`` has the first token of each row only, and so has the result.
+    The option ``position_bias`` belongs to the longest row, ``(1, heads, longest, longest)``. Between a decoder and its
+    encoder it is not read, and ``key`` has the encoder's tokens. Else a ``query`` shorter than ``key`` has the first
+    token of each row only, and so has the result.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
 
@@ -109,6 +110,8 @@ def _in_groups(
     options: dict[str, Any],
 ) -> Tensor:
     """Compute attention group by group, and return ``(1, tokens, heads, size)``."""
+    if sequence.crossing is not None and not _is_causal(module, options):
+        return _across(compute, module, query, key, value, sequence.crossing, options)
     causal, window, bias = _is_causal(module, options), options.get("sliding_window"), options.get("position_bias")
     # One split, because autograd joins its gradients. It would pad those of separate slices with zeros, and sum them.
     repeated = key.shape[2] - sequence.real
@@ -133,6 +136,31 @@ def _in_groups(
     if repeated and not firsts:
         parts.append(parts[0].new_zeros(repeated, *parts[0].shape[1:]))
     return torch.cat(parts)[None]
+
+
+def _across(
+    compute: Compute,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    crossing: Crossing,
+    options: dict[str, Any],
+) -> Tensor:
+    """Compute the attention of a decoder's tokens to its encoder's, and return ``(1, tokens, heads, size)``."""
+    groups, options = crossing.groups, options | {"position_bias": None}
+    tokens = [*(group.stop - group.start for group in groups), key.shape[2] - groups[-1].stop]
+    places = [group.rows * longest for group, longest in zip(groups, crossing.longest, strict=True)]
+    asking = torch.split(query[0].transpose(0, 1).index_select(0, crossing.places), places)
+    parts = []
+    masks = current_masks() if module.training and options.get("dropout") else None
+    with masks.one_call() if masks else nullcontext():
+        for group, q, k, v in zip(groups, asking, _cut(key, tokens), _cut(value, tokens), strict=False):
+            q = q.view(group.rows, -1, *q.shape[1:]).transpose(1, 2)
+            with masks.some_rows(group.numbers) if masks else nullcontext():
+                made = compute(module, q, _rows(k, group), _rows(v, group), group.mask, **options)[0]
+            parts.append(made.flatten(0, 1))
+    return torch.cat(parts).index_select(0, crossing.back)[None]
 
 
 def _window(tokens: int, window: int | None, device: torch.device) -> Tensor:

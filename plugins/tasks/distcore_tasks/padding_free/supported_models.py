@@ -25,7 +25,7 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 WINDOW_UNTOLD = ("qwen2_moe",)
 """Model types that tell attention a window by the mask alone, which padding-free attention does not read."""
 RELATIVE = ("t5",)
-"""Model types whose encoder has relative position biases."""
+"""Model types whose encoder, and decoder if any, have relative position biases."""
 FROM_PAD = ("roberta", "xlm-roberta", "camembert")
 """Model types that number positions from ``pad_token_id + 1``."""
 LAST = 5 / 6
@@ -50,7 +50,7 @@ HEADS: dict[HeadName, Head] = {
     "row classifier": Head((*ENCODERS, *DECODERS), "first"),
     "token classifier": Head((*ENCODERS, *DECODERS, *RELATIVE), "any"),
     "masked tokens": Head(ENCODERS, "tokens"),
-    "decoder": Head(RELATIVE, "any"),  # the encoder alone computes without padding
+    "decoder": Head(RELATIVE, "any"),
 }
 """Heads of the tasks."""
 

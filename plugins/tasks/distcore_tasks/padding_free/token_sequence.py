@@ -53,6 +53,20 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Crossing:
+    """How the tokens of a decoder's sequence attend to those of its encoder's, in groups of the encoder's rows."""
+
+    groups: tuple[Group, ...]
+    """Groups of the encoder's sequence."""
+    longest: tuple[int, ...]
+    """Tokens of the longest row of the decoder in each group."""
+    places: Tensor
+    """Token of the decoder at each place of its padded rows, group by group: int64. Padding has any token."""
+    back: Tensor
+    """The place of each token of the decoder there: int64 ``(tokens,)``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
     """A micro-batch as one sequence: the origins of its tokens, and the rows or groups for attention."""
 
@@ -77,10 +91,15 @@ class TokenSequence:
     """Groups of all tokens, in order; empty if attention takes one call for all rows."""
     bounds: Bounds | None
     """Bounds of the rows; ``None`` with groups."""
+    crossing: Crossing | None = None
+    """How a decoder's sequence attends to its encoder's; ``None`` for a model of one of them."""
 
     def taken(self, padded: Tensor) -> Tensor:
-        """Return the sequence's values, ``(1, tokens)``, from those of the padded micro-batch, ``(rows, places)``."""
-        return padded.flatten().index_select(0, self.places)[None]
+        """Return the sequence's values, ``(1, tokens)``, from those of the padded micro-batch, ``(rows, places)``.
+
+        Values may have further dimensions.
+        """
+        return padded.flatten(0, 1).index_select(0, self.places)[None]
 
     def padded(self, hidden: Tensor) -> Tensor:
         """Return ``(1, tokens, size)`` as ``(rows, places, size)``, with zeros as padding."""
@@ -128,6 +147,26 @@ def sequence_of(mask: Tensor, longest_at_once: int = 0, multiple: int = 1) -> To
     places, offsets, owners = (_tensor(np.append(each, each[again]), mask) for each in (places, offsets, rows[row]))
     shape = (len(mask), mask.shape[1])
     return TokenSequence(shape, places, real, offsets, owners, _tensor(first, mask), order, groups, bounds)
+
+
+def crossing_of(target: TokenSequence, source: TokenSequence) -> Crossing:
+    """Return how the tokens of ``target`` attend to those of ``source``, which has a token in each row."""
+    first = target.first.cpu().numpy()
+    owners = target.rows.cpu().numpy()[first]
+    begins, sizes = np.zeros((2, target.shape[0]), np.int64)
+    begins[owners], sizes[owners] = first, np.diff(first, append=target.real)
+    longest, places, back, done = [], [], np.zeros(len(target.places), np.int64), 0
+    for group in source.groups:
+        rows = group.numbers.cpu().numpy()
+        longest.append(max(1, int(sizes[rows].max())))
+        offsets = np.arange(longest[-1])
+        own = begins[rows][:, None] + np.minimum(offsets, np.maximum(sizes[rows] - 1, 0)[:, None])
+        real = (offsets < sizes[rows][:, None]).reshape(-1)
+        back[own.reshape(-1)[real]] = done + real.nonzero()[0]
+        places.append(own.reshape(-1))
+        done += own.size
+    like = target.places
+    return Crossing(source.groups, tuple(longest), _tensor(np.concatenate(places), like), _tensor(back, like))
 
 
 def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:

@@ -47,11 +47,6 @@ class PairDataset:
     row_order: RowOrder | None = None
     """Order of the rows in an epoch; ``None``: the core's."""
 
-    @property
-    def pads(self) -> bool:
-        """True: targets are always padded, even if sources are not."""
-        return True
-
     def __len__(self) -> int:
         return len(self.items)
 

@@ -43,7 +43,7 @@ def test_outputs_and_gradients_are_those_of_eager_padded_rows_and_lengths_compil
     assert (answer - logits).abs().max() < 2e-6 * logits.abs().max()
     assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
     monkeypatch.setattr(padding_free_models, "LENGTHS", OTHER_LENGTHS[0])
-    answers(head, model)  # T5's decoder, which is padded, makes code for a second form of mask
+    answers(head, model)
     warm = counts.compilations
     assert warm > 0
     for lengths in OTHER_LENGTHS[1:]:

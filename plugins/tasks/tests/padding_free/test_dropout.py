@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from padding_free_models import CASES, FEW, LENGTHS, batch, model_of
+from padding_free_models import CASES, FEW, LENGTHS, batch, labels_of, model_of
 from row_mask_cases import RUN, forward_of, with_dropout
 from torch import Tensor
 
@@ -34,16 +34,18 @@ def masks() -> Iterator[RowMasks]:
 def answers(head: HeadName, model: Any, cuts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Logits of rows or tokens, row by row, and the gradient of a weighted sum of all, over micro-batches ``cuts``."""
     tokens, mask = batch()
+    labels = labels_of(tokens, mask)
     model.zero_grad()
     made: list[Tensor] = []
     for rows in cuts:
         places = slice(max(LENGTHS[row] for row in rows))
         ids, seen = tokens[rows][:, places], mask[rows][:, places]
-        labels = {"labels": torch.where(seen > 0, ids, -100)} if head == "decoder" else {}
+        targets = {"labels": labels[rows]} if head == "decoder" else {}
         with forward_of(ROWS[rows]):
-            logits = model(input_ids=ids, attention_mask=seen, **labels)[0 if head != "decoder" else "logits"]
-        logits = logits if head == "row classifier" else logits_of_tokens(logits, seen)
-        per_row = [1] * len(rows) if head == "row classifier" else [LENGTHS[row] for row in rows]
+            logits = model(input_ids=ids, attention_mask=seen, **targets)[0 if head != "decoder" else "logits"]
+        read = targets["labels"] != -100 if targets else seen
+        logits = logits if head == "row classifier" else logits_of_tokens(logits, read)
+        per_row = [1] * len(rows) if head == "row classifier" else read.sum(1).tolist()
         parts = logits.split(per_row)
         made += [part.detach() for part in parts]
         weights = [

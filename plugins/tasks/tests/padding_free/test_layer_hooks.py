@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from sys import maxsize
 from typing import Any
 
@@ -36,7 +37,7 @@ from distcore_tasks.padding_free.supported_models import (
     skipped_fraction,
     why_not,
 )
-from distcore_tasks.padding_free.token_sequence import Bounds, TokenSequence
+from distcore_tasks.padding_free.token_sequence import Bounds, Crossing, TokenSequence
 
 
 @pytest.mark.parametrize(("head", "kind"), programs_but_for_few(CASES))
@@ -144,6 +145,37 @@ def test_t5_writes_the_same_without_padding() -> None:
     expected = model.generate(**given)
     enable_padding_free(model)
     assert torch.equal(model.generate(**given), expected)
+
+
+def test_a_decoder_s_layers_compute_no_padding() -> None:
+    model, sizes = model_of("decoder", "t5"), []
+    for stack in (model.encoder, model.decoder):
+        stack.block[0].register_forward_hook(lambda block, given, outputs: sizes.append(outputs[0].shape[1]))
+    enable_padding_free(model)
+    answers("decoder", model)
+    assert sizes == [sum(LENGTHS), sum(LENGTHS[::-1][1:])]
+
+
+def test_this_page_sees_a_decoder_that_reads_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, right = model_of("decoder", "t5"), token_sequence.crossing_of
+    logits, _ = answers("decoder", model)
+
+    def shifted(*sequences: TokenSequence) -> Crossing:
+        made = right(*sequences)
+        return replace(made, places=made.places.roll(1), back=made.back.roll(1))
+
+    monkeypatch.setattr(layer_hooks, "crossing_of", shifted)
+    enable_padding_free(model)
+    assert (answers("decoder", model)[0] - logits).abs().max() > 1e-2 * logits.abs().max()
+
+
+@pytest.mark.parametrize("read", [None, torch.tensor([[1, 1], [0, 0]])])
+def test_a_decoder_pads_if_a_row_has_nothing_to_read(read: Tensor | None) -> None:
+    model = model_of("decoder", "t5")
+    given = {"input_ids": torch.ones(2, 2, dtype=torch.long), "labels": torch.tensor([[5, 6], [7, -100]])}
+    expected = model(**given, attention_mask=read).logits
+    enable_padding_free(model)
+    assert (model(**given, attention_mask=read).logits - expected)[0].abs().max() < 2e-6 * expected.abs().max()
 
 
 def test_an_attention_that_nobody_measured_is_named() -> None:

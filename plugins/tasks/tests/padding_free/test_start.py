@@ -53,6 +53,17 @@ def losses(rows: Path, name: str) -> list[float]:
 
 
 @pytest.mark.programs
+def test_encoder_and_decoder_are_padding_free_where_it_gains_and_compute_the_same(rows: Path) -> None:
+    pairs = {
+        "task": "seq2seq", "model": "t5-tiny", "columns": {"source": "text", "target": "text"}, "dropout": 0.1,
+        "dropout_masks": "row", "tokenizer": {"vocab_size": 300},
+    }  # fmt: skip
+    assert run(rows, "auto", **pairs)["padding_free"]["on"]
+    run(rows, "padded", padding_free="off", **pairs)
+    assert losses(rows, "auto") == pytest.approx(losses(rows, "padded"), rel=1e-5)
+
+
+@pytest.mark.programs
 def test_a_run_is_padding_free_where_it_gains_and_computes_the_same(
     rows: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

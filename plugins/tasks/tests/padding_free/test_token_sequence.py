@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distcore_tasks.padding_free.token_sequence import sequence_of
+from distcore_tasks.padding_free.token_sequence import crossing_of, sequence_of
 
 
 def mask_of(*lengths: int) -> Tensor:
@@ -83,3 +83,13 @@ def test_first_tokens_come_back_row_by_row() -> None:
     hidden = torch.arange(6.0)[None, :, None]
     assert rows.firsts(hidden).flatten().tolist() == [0, 1, 3]
     assert rows.by_row(rows.firsts(hidden)).tolist() == [[[3]], [[0]], [[0]], [[1]]]
+
+
+def test_a_decoder_s_tokens_are_at_the_places_of_the_rows_that_they_read() -> None:
+    targets = sequence_of(mask_of(2, 0, 3, 1))
+    crossing = crossing_of(targets, sequence_of(mask_of(100, 100, 4, 4)))
+    assert crossing.longest == (3, 2)  # rows 2 and 3 read 4 tokens, rows 0 and 1 read 100
+    rows = targets.rows[crossing.places].tolist()
+    assert rows[:6] + rows[6:8] == [2, 2, 2, 3, 3, 3, 0, 0]
+    assert targets.offsets[crossing.places].tolist()[:8] == [0, 1, 2, 0, 0, 0, 0, 1]
+    assert crossing.places[crossing.back].tolist() == [0, 1, 2, 3, 4, 5]
