@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError, RunConfig
 from distcore_data import Filtered, IndexedRows, cached_folder, files_of, skipping
-from distcore_tasks.shared.changed_files import Change, File, find_change
+from distcore_tasks.shared.changed_files import Change, File, Files, find_change
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import tokenizer_digest
@@ -36,7 +37,7 @@ class Entry:
     """The entry."""
     record: dict[str, Any]
     """The record that ``build`` returned, with ``tokens``, the tokenizer's fields of ``TokenizedDatasets``."""
-    files: Sequence[File] = ()
+    files: Files = ()
     """The files of ``data``."""
     change: Change | None = None
     """The file of stored rows that has changed since the run began."""
@@ -62,7 +63,7 @@ class Entry:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of ``TokenizedDatasets``, and the change of stored files."""
-        return self.tokens | {"bad_rows": tuple(self.bad_rows), "files": tuple(self.files), "change": self.change}
+        return self.tokens | {"bad_rows": tuple(self.bad_rows), "files": self.files, "change": self.change}
 
     @property
     def sources(self) -> list[int]:
@@ -113,18 +114,16 @@ class CachedDatasets:
         check_filter(options)
         if options.data in self.embedded:
             say_embedded(options.data)
-        files = list[File]()
-        if options.data not in self.embedded:
-            source = source_file(options.data, self.embedded)
-            assert not isinstance(source, Filtered)  # no filter is given here
-            with nullcontext() if options.stream else suppress(DataError):  # the reader of stored rows says it better
-                files = IndexedRows(source, {}, whole=False).files()
-        change = find_change(files, options, config)
+        files = partial(_files, options.data, self.embedded, options.stream)
+        # A new run lists the files of stored rows when it saves them: the index of a file that was just written is not
+        # kept, so a list made here would take another pass.
+        listed = files() if options.stream or config.resume else ()
+        change = find_change(listed, options, config)
         if change and options.stream:
             raise change.error
         key = self._key(options, config.seed, settings, vocab_size)
         folder = cached_folder(self.kind, key, lambda folder: _write(folder, build, options.skip_bad_rows))
-        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")), files, change)
+        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")), listed or files, change)
 
     def _key(self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int) -> str:
         """Return a digest of everything that the content of an entry depends on."""
@@ -143,6 +142,17 @@ class CachedDatasets:
         if options.skip_bad_rows:
             facts.append({"skip_bad_rows": options.skip_bad_rows})
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+
+
+def _files(data: str, embedded: Collection[str], stream: bool) -> list[File]:
+    """Return the files of ``data``; none if those of stored rows cannot be read, which their reader says better."""
+    if data in embedded:
+        return []
+    source = source_file(data, embedded)
+    assert not isinstance(source, Filtered)  # no filter is given here
+    with nullcontext() if stream else suppress(DataError):
+        return IndexedRows(source, {}, whole=False).files()
+    return []
 
 
 def _write(folder: Path, build: Build, most_bad_rows: int) -> None:

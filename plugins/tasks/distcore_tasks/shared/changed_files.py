@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from pathlib import Path
@@ -15,6 +15,8 @@ FILES = "data_files.json"
 """File of a run folder with the name, SHA-256 and number of rows of each file of ``data``, and a digest of its rows."""
 File = tuple[str, str, int]
 """These of one file."""
+Files = Sequence[File] | Callable[[], Sequence[File]]
+"""Those of all files, or a function that lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Change:
             raise self.error
 
 
-def write_files(folder: Path, files: Sequence[File], rows: Dataset) -> None:
+def write_files(folder: Path, files: Files, rows: Dataset) -> None:
     """Write the list of files, if there are any, with the digest of the training ``rows``."""
-    if files:
+    if files := files() if callable(files) else files:
         listed = {"content": getattr(rows, "content", None), "files": files}
         (folder / FILES).write_text(json.dumps(listed, ensure_ascii=False, indent=0), encoding="utf-8")
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from distcore import Dataset, Datasets
 from distcore_tasks.shared.bad_rows import bad_rows_warnings, write_bad_rows
-from distcore_tasks.shared.changed_files import Change, File, write_files
+from distcore_tasks.shared.changed_files import Change, Files, write_files
 from distcore_tasks.shared.options import EVALUATION
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 from distcore_tasks.shared.streams.datasets import StreamedDataset
@@ -34,7 +34,7 @@ class TokenizedDatasets(Datasets):
     """Folder of the tokenizer, for ``AutoTokenizer``."""
     bad_rows: tuple[str, ...] = ()
     """A line for each row that was passed over."""
-    files: tuple[File, ...] = ()
+    files: Files = ()
     """The files of ``data``."""
 
     @cached_property
