@@ -59,10 +59,11 @@ def test_losses_under_bf16_are_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_replicas_and_shards_have_one_loss_to_the_digit(tmp_path: Path) -> None:
+def test_replicas_and_shards_have_one_loss_and_the_first_to_the_digit(tmp_path: Path) -> None:
     replicas, shards = (losses(tmp_path, strategy=strategy, nproc=2) for strategy in ("ddp", "fsdp"))
-    assert replicas[:-1] == shards[:-1]
-    assert replicas[-1] == pytest.approx(shards[-1], rel=1e-7)  # of the last weights, whose norm is summed by shards
+    assert replicas[0] == shards[0]
+    # An optimizer's vectors end elsewhere in a shard, where some CPUs round otherwise, and a norm is summed by shards.
+    assert replicas == pytest.approx(shards, rel=5e-7)
     assert replicas == pytest.approx(losses(tmp_path), rel=3e-6)
 
 
