@@ -13,9 +13,8 @@ import yaml
 from arrow_cases import datasets, save
 from image_cases import CLASSES, encoded, pixels
 
-from distcore import Report, RunConfig, launch, train
+from distcore import DataError, Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.errors import CheckpointError
 from distcore_tasks.causal_lm import dataset
 from distcore_tasks.causal_lm.encode import encode
 from distcore_tasks.causal_lm.rows import read_rows
@@ -204,7 +203,7 @@ def test_the_run_is_found_from_another_folder_and_goes_on_with_the_same_rows_onl
     save(tmp_path / "copy", rows)
     save(tmp_path / "changed", [*rows[:-1], {"source": "read", "target": "another"}])
     resumed = {"resume": str(folder / "set-run/checkpoints/step-00000002")}
-    with pytest.raises(CheckpointError, match="it was saved with other training data"):
+    with pytest.raises(DataError, match=r"data-00000-of-00001.arrow: is not set/train/.*: rows 1 to 15 of data; "):
         train(config("changed", tmp_path / "refused", **resumed))
     train(config("copy", tmp_path / "goes-on", **resumed))
     assert losses(tmp_path / "goes-on")[-1] == pytest.approx(losses(folder / "set-run")[-1], rel=1e-6)

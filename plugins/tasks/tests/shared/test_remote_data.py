@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from distcore import RunConfig, launch, train
+from distcore import DataError, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.errors import CheckpointError
 from distcore_data import cache_root, remote
 
 pytest.importorskip("fsspec")
@@ -80,7 +79,7 @@ def test_a_changed_remote_file_is_refused_on_resume(served: tuple[str, Path], tm
     file.write_text(file.read_text().replace("after 7", "after 9"))  # of the same size
     os.utime(file, (1_000_000_000, 1_000_000_000))
     remote.copies_of.cache_clear()
-    with pytest.raises(CheckpointError, match="it was saved with other training data; resume with the same"):
+    with pytest.raises(DataError, match=r"rows.jsonl: has changed on resume: rows 1 to 60 of data; put back what was"):
         train(going_on)
 
 
