@@ -2,9 +2,9 @@
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
 ``.launchers``, ``.rank_environments``, ``.exports``, ``.readers``, ``.commands`` and ``.kits``; a user types the name
-of an entry point. Those of ``.checkpoints`` are asked in turn; ``.adapters`` has ``lora``. ``distcore.default_task``
-has one entry point, the task of a config without a task; ``distcore.default_extensions`` has those of
-``distcore.extensions`` that are on unless a config says false.
+of an entry point. Those of ``.checkpoints`` are asked in turn; ``.adapters`` has ``lora``, ``.hosts`` ``hostfile``.
+``distcore.default_task`` has one entry point, the task of a config without a task; ``distcore.default_extensions`` has
+those of ``distcore.extensions`` that are on unless a config says false.
 ``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions in addition to the core's (empty: no others).
 ``-p no:NAME`` blocks a name or a distribution. Both take effect before any import.
 """
@@ -31,9 +31,9 @@ from distcore.errors import StrategyError, nearest, raised_at, refuse_exit
 
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
-    "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
-    "default_task": "default task", "default_extensions": "default extension", "exports": "exporter",
-    "readers": "reader of rows", "kits": "kit of laws", "checkpoints": "reader of checkpoints", "adapters": "adapter",
+    "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command", "exports": "exporter",
+    "default_task": "default task", "default_extensions": "default extension", "hosts": "reader of hosts",
+    "readers": "reader of rows", "checkpoints": "reader of checkpoints", "adapters": "adapter", "kits": "kit of laws",
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
@@ -44,6 +44,7 @@ ELSEWHERE = {
     | {"index": "data", "migrate": "migrate"},
     "adapters": {"lora": "lora"},
     "exports": {"huggingface": "tasks"},
+    "hosts": {"hostfile": "clusters"},
     "extensions": dict.fromkeys(
         ("activation_offload", "nan_guard", "observe", "profile", "stopwatch", "watchdog"), "workbench"
     )

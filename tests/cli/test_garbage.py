@@ -13,6 +13,7 @@ from distcore.garbage import RARE, USUAL, spare_modules
 
 WATCH = """
 import gc
+import sys
 from distcore import hookimpl
 
 class Watch:
@@ -24,6 +25,7 @@ class Watch:
     @hookimpl
     def on_step_end(self):
         print("step", gc.get_threshold() != self.usual, gc.get_freeze_count() > 0)
+        print("step with torch's compiler:", "torch._dynamo.eval_frame" in sys.modules)
 
     usual = USUAL
 """
@@ -38,7 +40,7 @@ def test_a_command_imports_with_rare_collections_and_trains_with_the_usual_ones(
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     heard = [line for line in done.stdout.splitlines() if line.startswith(("setup ", "step "))]
-    assert heard == ["setup True False", "step False True"]
+    assert heard == ["setup True False", "step False True", "step with torch's compiler: False"]
 
 
 def test_a_process_that_is_no_command_keeps_its_collector() -> None:

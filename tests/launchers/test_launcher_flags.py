@@ -33,11 +33,13 @@ def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pyte
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.needs("distcore-clusters")
 def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--include", "localhost:1,0", "--dry-run"]) == 0
     assert capsys.readouterr().out == f"CUDA_VISIBLE_DEVICES=1,0 {sys.executable} -m distcore train --nproc 2\n"
 
 
+@pytest.mark.needs("distcore-clusters")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -82,6 +84,14 @@ def test_a_launcher_that_is_not_installed_says_how_to_get_it(
     how = registry.how_to_install(f"distcore-{registry.ELSEWHERE['launchers'][name]}")
     assert capsys.readouterr().err == (
         f"error: no launcher named {name!r} (installed: local). Install it with: {how}\n"
+    )
+
+
+def test_choosing_machines_says_how_to_get_it(core_alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--include", "localhost:1"]) == 2
+    how = registry.how_to_install("distcore-clusters")
+    assert capsys.readouterr().err == (
+        f"error: no reader of hosts named 'hostfile' (installed: none). Install it with: {how}\n"
     )
 
 

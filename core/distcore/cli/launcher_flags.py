@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -120,22 +119,16 @@ def _here(config: RunConfig, flags: str) -> Here:
 
 
 def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    from distcore.launchers import Host
-    from distcore.launchers.hosts import choose, read_hostfile
-
-    include, exclude = given.get("include", ""), given.get("exclude", "")
-    if "hostfile" in given:
-        return choose(read_hostfile(given["hostfile"], nproc), include, exclude)
-    name = given.get("launcher", DEFAULT).partition(":")[0]
-    if not (include or exclude) or name not in ("local", "torchrun"):
+    if not given.keys() & {"hostfile", "include", "exclude"}:
         return None
+    is_here = given.get("launcher", DEFAULT).partition(":")[0] in ("local", "torchrun")
+    return registry.load("hosts", "hostfile")(given, nproc, _slots if is_here else None)  # type: ignore[no-any-return]
+
+
+def _slots() -> int:
     from distcore.distributed.devices import count_accelerators
 
-    chosen = [int(number) for number in re.findall(r"\d+", f"{include}{exclude}".partition(":")[2])]
-    slots = count_accelerators() or nproc or max(chosen, default=0) + 1
-    names = ["localhost", socket.gethostname()]
-    word = f"{include}{exclude}".partition(":")[0]
-    return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)
+    return count_accelerators()
 
 
 def _nodes(text: str) -> tuple[int, int]:

@@ -197,10 +197,14 @@ def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
 def _train_here(resolved: Resolved) -> Report:
     from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
+    from distcore.model.deferred_compiler import defer_compiler
 
+    is_rank = resolved.config.nproc == 1 and not resolved.config.max_restarts
+    if is_rank and resolved.config.compile == "off":
+        defer_compiler()
     data = check(resolved)
     with write_pid_file():
-        if resolved.config.nproc == 1 and not resolved.config.max_restarts:
+        if is_rank:
             bind_cores(local_rank=0, local_size=1)
             keep_to_cores()
             log_to_file(rank=0)

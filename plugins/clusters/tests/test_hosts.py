@@ -1,4 +1,4 @@
-"""The hostfile, the choice in it, and the variables that go to other machines."""
+"""The hostfile, and the choice in it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distcore.errors import ConfigError
-from distcore.launchers.contract import Host
-from distcore.launchers.hosts import choose, read_hostfile
-from distcore.launchers.planning import forwarded, settings
+from distcore import ConfigError
+from distcore.launchers import Host
+from distcore_clusters.hosts import choose, read_hostfile
 
 HOSTS = (Host(name="host0", slots=4), Host(name="host1", slots=2))
 
@@ -71,19 +70,3 @@ def test_exclude_leaves_the_others() -> None:
 def test_a_choice_that_cannot_be_is_one_line(include: str, exclude: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose(HOSTS, include, exclude)
-
-
-def test_only_variables_that_make_sense_elsewhere_are_forwarded() -> None:
-    stays = {"HOME": "/root", "HF_TOKEN": "secret", "AWS_KEY": "secret", "RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
-    goes = {"DISTCORE_CACHE": "/c", "HF_HOME": "/hf", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/p"}
-    assert forwarded({**stays, **goes}) == goes
-
-
-def test_env_goes_before_the_file_of_the_folder_which_goes_before_that_of_home(tmp_path: Path) -> None:
-    for name in ("here", "home"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ".distcore.env").write_text(f"# set\nexport WHERE={name}\nTWO=a=b\n")
-    assert settings(["TWO=2"], (tmp_path / "here", tmp_path / "home")) == {"WHERE": "here", "TWO": "2"}
-    (tmp_path / "here/.distcore.env").write_text("A=1\nB\n")
-    with pytest.raises(ConfigError, match=r"here/\.distcore\.env, line 2: 'B': expected NAME=VALUE$"):
-        settings([], (tmp_path / "here",))

@@ -1,0 +1,97 @@
+"""torch's compiler is imported when it is first used, however that is, and then knows what was marked for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+DEFER = """
+import importlib, sys, threading
+import torch
+from distcore.model.deferred_compiler import defer_compiler
+
+defer_compiler()
+"""
+CASES = {
+    "an optimizer does without it": """
+weights = torch.nn.Linear(2, 2)
+weights(torch.ones(2)).sum().backward()
+torch.optim.AdamW(weights.parameters()).step()
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+assert "torch._dynamo.eval_frame" not in sys.modules
+""",
+    "functions that were marked before are outside of compiled code": """
+@torch.compiler.disable
+def outside(x):
+    return x + int(torch.compiler.is_compiling())
+
+@torch.compiler.disable(recursive=False, reason="a test")
+def outside_alone(x):
+    return x * 3
+
+@torch._dynamo.allow_in_graph
+def opaque(x):
+    return x * 2
+
+graphs = []
+def keep(graph, _):
+    graphs.append(graph.code)
+    return graph
+
+held = torch._dynamo
+assert outside(torch.ones(1)) == 1
+compiled = torch.compile(lambda x: outside_alone(opaque(outside(x * 2)) + 1), backend=keep)
+assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 15.0))
+assert len(graphs) == 2 and "opaque" in graphs[1]
+assert not any(name in code for name in ("outside", "* 3") for code in graphs)
+assert torch._dynamo is sys.modules["torch._dynamo"] is not held
+assert held.disable is torch._dynamo.disable and held.config is torch._dynamo.config
+""",
+    "a class and a module are marked at once": """
+layer = torch.compiler.disable(torch.nn.Linear(2, 2))
+assert type(layer).__name__ == "OptimizedModule" and "torch._dynamo.eval_frame" in sys.modules
+""",
+    "threads get one package": """
+taken = []
+def by_part():
+    from torch._dynamo.utils import counters
+    taken.append(counters)
+
+def by_name():
+    taken.append(torch._dynamo.utils.counters)
+
+threads = [threading.Thread(target=take) for take in (by_part, by_name, by_part, by_name)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(taken) == 4 and all(one is taken[0] for one in taken)
+""",
+} | {
+    f"a part, {name}, is imported once": f"""
+part = importlib.import_module("torch._dynamo.{name}")
+assert part is sys.modules["torch._dynamo.{name}"] is torch._dynamo.{name}
+assert "namespace" not in repr(getattr(part, "__spec__", None))
+from torch._dynamo.symbolic_convert import counters
+assert counters is sys.modules["torch._dynamo.utils"].counters
+"""
+    for name in ("utils", "config", "variables", "variables.builder")
+}
+FORKED = """
+import os
+for name, case in CASES.items():
+    if (pid := os.fork()) == 0:
+        exec(case, {**globals()})
+        print("held:", name, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.programs
+def test_torchs_compiler_is_imported_when_it_is_first_used() -> None:
+    script = f"CASES = {CASES!r}\n{DEFER}{FORKED}"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == [f"held: {name}" for name in CASES], done.stderr
