@@ -104,7 +104,8 @@ def present(files: Iterable[Path]) -> Iterator[Path]:
             _let_go(file)
             looked.leave(file)
     finally:  # ranks are forked: no thread may be left
-        pool.shutdown(cancel_futures=True)
+        with suppress(RuntimeError):  # one of its own threads, which collects this generator, cannot wait for itself
+            pool.shutdown(cancel_futures=True)
         for file, _ in ahead:
             _let_go(file)
 

@@ -235,6 +235,27 @@ def test_the_files_that_come_next_are_fetched_while_one_is_read(bucket: Any, tmp
     assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
 
 
+def test_a_reader_that_ends_in_a_thread_of_its_own_holds_no_copies(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.pipe({f"/bucket/many/{number:02}.jsonl": lines(ROWS) for number in range(4)})
+    reader = present(files_of(Path("memory://bucket/many")))
+    yielded, ended, fetch = threading.Event(), threading.Event(), fetching._fetch
+
+    def last(file: fetching.RemoteFile | None, copy: Path) -> None:
+        fetch(file, copy)
+        if copy.name == "03.jsonl":
+            yielded.wait(60)
+            reader.close()  # type: ignore[attr-defined]  # as Python's garbage collector does, in whatever thread it runs
+            ended.set()
+
+    monkeypatch.setattr(fetching, "_fetch", last)
+    assert next(reader).name == "00.jsonl"
+    yielded.set()
+    assert ended.wait(60)
+    assert not room.HELD
+
+
 def test_more_rows_than_the_cache_has_room_for_are_dropped_when_they_are_read(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
