@@ -7,6 +7,7 @@ from distcore.config import with_changes as with_changes
 from distcore.deprecation import DeprecatedWarning as DeprecatedWarning
 from distcore.deprecation import deprecated as deprecated
 from distcore.distributed import dtensors as dtensors
+from distcore.distributed.devices import count_accelerators as count_accelerators
 from distcore.distributed.devices import device_of as device_of
 from distcore.distributed.devices import has_jagged_attention as has_jagged_attention
 from distcore.distributed.process_group import gather_rows as gather_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distcore import RunConfig
-from distcore.engine.row_form import CHECKED, _select_logits, _some_rows
+from distcore.engine.row_form import MOST, _select_logits, _some_rows
 from distcore.plugin.task.task import Dataset
 
 
@@ -29,11 +29,14 @@ def chosen(lengths: list[int], **changes: Any) -> list[int]:
 def test_rows_of_all_lengths_are_compared_as_many_as_a_micro_batch_holds() -> None:
     lengths = list(range(1, 21))
     assert chosen(lengths) == [1, 4, 6, 9, 12, 15, 17, 20]
-    assert len(chosen(lengths)) == CHECKED
+    assert len(chosen(lengths)) == MOST
+    long = list(range(1, 201, 10))
+    assert len(chosen(long)) == 4  # of up to 191 tokens
+    assert len(chosen([length // 4 for length in long])) == 256 // 47
     by_tokens = {"micro_batch_size": "auto", "loader": {"length_grouping": "batch", "forward_tokens": 5}}
     assert chosen(lengths, **by_tokens, micro_batch_tokens=60) == [1, 11, 20]
     assert chosen(lengths, **by_tokens, micro_batch_tokens=10) == [1]  # of a row longer than the budget one
-    assert chosen([0, 0]) == [0]
+    assert chosen([0, 0]) == [0, 0]
 
 
 @pytest.mark.parametrize(("compile", "ranks", "can"), [("off", 1, True), ("on", 1, False), ("off", 2, False)])

@@ -119,16 +119,8 @@ def _here(config: RunConfig, flags: str) -> Here:
 
 
 def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
-    if not given.keys() & {"hostfile", "include", "exclude"}:
-        return None
-    is_here = given.get("launcher", DEFAULT).partition(":")[0] in ("local", "torchrun")
-    return registry.load("hosts", "hostfile")(given, nproc, _slots if is_here else None)  # type: ignore[no-any-return]
-
-
-def _slots() -> int:
-    from distcore.distributed.devices import count_accelerators
-
-    return count_accelerators()
+    is_chosen = not given.keys().isdisjoint(("hostfile", "include", "exclude"))
+    return registry.load("hosts", "hostfile")({"launcher": DEFAULT} | given, nproc) if is_chosen else None
 
 
 def _nodes(text: str) -> tuple[int, int]:

@@ -15,14 +15,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
-    DistStoreError,
-    HashStore,
-    PrefixStore,
-    Store,
-    TCPStore,
-    rendezvous,
-)
+from torch.distributed import DistStoreError, HashStore, PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
 from distcore.config import RunConfig
 from distcore.distributed import dtensors

@@ -28,8 +28,8 @@ from distcore.resolve.row_form import set_form, why_not, with_form
 
 log = logging.getLogger("distcore")
 
-CHECKED = 8
-"""Largest number of rows whose losses are compared between the two forms."""
+LEAST, MOST, TOKENS = 4, 8, 256
+"""Rows whose losses are compared between the two forms: at least 4, up to 8 in so many tokens, padding included."""
 BOUNDS = {"fp32": 1e-6}
 """Largest difference of the losses relative to their mean, by precision."""
 HALF = 2e-2
@@ -108,10 +108,10 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
     rows = training_plan(config, dataset).rows(0, 0)
     lengths = read(dataset.lengths, rows)
     rows = rows[np.argsort(lengths, kind="stable")]
-    limit = (config.micro_batch_tokens or rows.size * int(lengths.max())) // max(1, int(lengths.max()))
-    count = max(1, min(CHECKED, limit, len(rows)))
-    chosen: np.ndarray = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
-    return chosen
+    longest = max(1, int(lengths.max()))
+    limit = (config.micro_batch_tokens or rows.size * longest) // longest
+    count = max(1, min(MOST, max(LEAST, TOKENS // longest), limit, len(rows)))
+    return rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,21 @@ from distcore import ConfigError, nearest
 from distcore.launchers import Host
 
 
-def hosts_of(
-    given: Mapping[str, Any], nproc: int | None, slots_here: Callable[[], int] | None
-) -> tuple[Host, ...] | None:
+def hosts_of(given: Mapping[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
     """Return the machines that ``hostfile``, ``include`` and ``exclude`` in ``given`` choose; raises ConfigError.
 
-    ``nproc`` is the default of slots. Without a hostfile a launcher that starts ranks here chooses among
-    ``slots_here()``, the accelerators of this machine; ``None``: it asks its engine, and so is the answer.
+    ``nproc`` is the default of slots. Without a hostfile, a ``launcher`` that starts ranks here chooses among the
+    accelerators of this machine; others ask their engine, and the answer is ``None``.
     """
     include, exclude = given.get("include", ""), given.get("exclude", "")
     if "hostfile" in given:
         return choose(read_hostfile(given["hostfile"], nproc), include, exclude)
-    if slots_here is None:
+    if given["launcher"].partition(":")[0] not in ("local", "torchrun"):
         return None
+    from distcore import count_accelerators  # slow to import
+
     word, _, listed = f"{include}{exclude}".partition(":")
-    slots = slots_here() or nproc or max(map(int, re.findall(r"\d+", listed)), default=0) + 1
+    slots = count_accelerators() or nproc or max(map(int, re.findall(r"\d+", listed)), default=0) + 1
     names = ["localhost", socket.gethostname()]
     return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)
 

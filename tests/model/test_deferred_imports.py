@@ -10,9 +10,9 @@ import pytest
 DEFER = """
 import importlib, sys, threading
 import torch
-from distcore.model.deferred_compiler import defer_compiler
+from distcore.model.deferred_imports import defer_imports
 
-defer_compiler()
+defer_imports()
 """
 CASES = {
     "an optimizer does without it": """
