@@ -8,7 +8,7 @@ import pytest
 
 from distcore import ConfigError
 from distcore.launchers import Host
-from distcore_clusters.hosts import choose, read_hostfile
+from distcore_clusters.hosts import choose, hosts_of, read_hostfile
 
 HOSTS = (Host(name="host0", slots=4), Host(name="host1", slots=2))
 
@@ -70,3 +70,13 @@ def test_exclude_leaves_the_others() -> None:
 def test_a_choice_that_cannot_be_is_one_line(include: str, exclude: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose(HOSTS, include, exclude)
+
+
+def test_without_a_hostfile_slots_of_this_machine_are_chosen_by_launchers_that_start_ranks_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distcore.distributed.devices.count_accelerators", lambda: 0)
+    here = (Host(name="localhost", slots=2, chosen=(2, 0)),)
+    for launcher in ("local", "torchrun:host0:29500"):
+        assert hosts_of({"launcher": launcher, "include": "localhost:2,0"}, nproc=4) == here
+    assert hosts_of({"launcher": "slurm", "include": "host0"}, nproc=4) is None
