@@ -10,7 +10,7 @@ import pytest
 from work_folder import install
 
 from distcore import registry
-from distcore.cli.launcher_flags import FLAGS
+from distcore.cli.launcher_flags import FLAGS, flags_that_start
 from distcore.cli.main import command_parser, main
 from distcore.launchers import Command, LaunchPlan, LaunchSpec, run_command, train_command
 
@@ -98,6 +98,13 @@ def test_choosing_machines_says_how_to_get_it(core_alone: None, capsys: pytest.C
 def test_the_help_lists_the_launchers_that_are_installed(core_alone: None) -> None:
     text = command_parser("train")._option_string_actions["--launcher"].help
     assert text == "launcher that starts the ranks: local"
+
+
+def test_a_run_that_goes_on_is_started_by_the_flags_that_were_given() -> None:
+    job = ["--data", "rows.json", "--lr", "0.1"]
+    given = ["--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b", "--env", "C=d", "--bind-cores"]
+    assert flags_that_start([*given, *job]) == given
+    assert flags_that_start([*job, "--nproc", "2"]) == ["--nproc", "2"]
 
 
 def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def flags_that_start(argv: Sequence[str]) -> list[str]:
 def _own_flags() -> argparse.ArgumentParser:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_launcher_flags(own)
-    own.add_argument("--nproc")
+    own.add_argument("--nproc", default=argparse.SUPPRESS)
     own.add_argument("--dry-run", action="store_true")
     return own
 
