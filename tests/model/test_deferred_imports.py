@@ -1,4 +1,4 @@
-"""torch's compiler is imported when it is first used, however that is, and then knows what was marked for it."""
+"""A deferred package is imported when it is first used, however that is, and then knows what was marked for it."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ assert not any(name in code for name in ("outside", "* 3") for code in graphs)
 assert torch._dynamo is sys.modules["torch._dynamo"] is not held
 assert held.disable is torch._dynamo.disable and held.config is torch._dynamo.config
 """,
+    "a function of scipy imports its package when it is called": """
+from scipy.optimize import linear_sum_assignment
+assert "scipy.optimize._optimize" not in sys.modules
+assert linear_sum_assignment([[4, 1], [2, 3]])[1].tolist() == [1, 0]
+assert "scipy.optimize._optimize" in sys.modules
+from scipy.optimize import linear_sum_assignment as own, minimize
+assert own is not linear_sum_assignment and own([[4, 1], [2, 3]])[1].tolist() == [1, 0]
+""",
+    "models of transformers are imported without their index, which any other name imports": """
+from transformers.models.bert import modeling_bert
+index = sys.modules["transformers.models"]
+assert type(index).__name__ == "Deferred"
+assert index.bert.modeling_bert is modeling_bert and type(sys.modules["transformers.models"]).__name__ == "Deferred"
+assert index.gpt2.GPT2Config.model_type == "gpt2"
+assert type(sys.modules["transformers.models"]).__name__ == "_LazyModule"
+assert sys.modules["transformers.models"].bert.modeling_bert is modeling_bert
+""",
     "a class and a module are marked at once": """
 layer = torch.compiler.disable(torch.nn.Linear(2, 2))
 assert type(layer).__name__ == "OptimizedModule" and "torch._dynamo.eval_frame" in sys.modules
@@ -91,7 +108,8 @@ for name, case in CASES.items():
 
 
 @pytest.mark.programs
-def test_torchs_compiler_is_imported_when_it_is_first_used() -> None:
+@pytest.mark.needs("distcore-tasks")
+def test_a_deferred_package_is_imported_when_it_is_first_used() -> None:
     script = f"CASES = {CASES!r}\n{DEFER}{FORKED}"
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines() == [f"held: {name}" for name in CASES], done.stderr
