@@ -10,7 +10,6 @@ from distcore_data.fetching import present
 from distcore_data.files import (
     Source,
     check_source,
-    class_names,
     data_format,
     numbered_records,
     read_records,
@@ -45,7 +44,6 @@ __all__ = [
     "cached_folder",
     "check_source",
     "choose_rows",
-    "class_names",
     "data_format",
     "describe_value",
     "files_of",

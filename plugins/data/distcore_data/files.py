@@ -21,7 +21,6 @@ from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of,
 from distcore_data.formats.arrow_rows import read_arrow_files
 from distcore_data.formats.columns import Columns, Record, RowError, row_error
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
-from distcore_data.formats.parquet_rows import parquet_class_names
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
 from distcore_data.paths import LIST, files_of
@@ -42,10 +41,11 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     A row of a JSON file is an object with these columns, or a list with one value per column. A dot names a nested
     column: ``translation.en``. CSV values are strings; the delimiter is a comma, semicolon or tab, whichever finds the
     columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A row of a tar file is the
-    members of one key. A class of an Arrow file or a split is its name if there are names. Raises DataError for an
-    unusable source, at the latest when the record is read. The message names the source and, if known, the row, counted
-    from 1 without a header; bad rows are passed over inside ``skipping``. Memory holds a
-    whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow file or a split, or one row of others.
+    members of one key. A class of a Parquet file, an Arrow file or a split is its name if the features of datasets have
+    names, inside lists and structs, too. Raises DataError for an unusable source, at the latest when the record is
+    read. The message names the source and, if known, the row, counted from 1 without a header; bad rows are passed over
+    inside ``skipping``. Memory holds a whole ``.json`` list, one row group of a Parquet file, some rows of an Arrow
+    file or a split, or one row of others.
     """
     return (record for _, record in numbered_records(source, columns))
 
@@ -226,16 +226,3 @@ def _sha256(path: Path, known: Mapping[Path, str]) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from None
-
-
-def class_names(source: Source, column: str) -> list[str]:
-    """Return the class names that a ``ClassLabel`` of datasets keeps in the schema of Parquet files.
-
-    None for other sources, whose reader returns names already, or which have no schema. Raises DataError for files that
-    name different classes.
-    """
-    if isinstance(source, Filtered):
-        return class_names(source.source, column)
-    if isinstance(source, Split) or data_format(source) != ".parquet":
-        return []
-    return parquet_class_names(present(files_of(source)), column)

@@ -15,7 +15,7 @@ import pytest
 import shard_cases as shards
 
 from distcore import DataError
-from distcore_data import Filtered, check_source, class_names, data_format, read_records, source_digest
+from distcore_data import Filtered, check_source, data_format, read_records, source_digest
 from distcore_data.reader import digest
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -130,7 +130,6 @@ def test_classes_of_an_arrow_file_have_their_names(tmp_path: Path) -> None:
     schema = pa.schema({"text": pa.string(), "label": pa.int64()}, metadata={"huggingface": stored})
     (tmp_path / "a.arrow").write_bytes(shards.arrow_bytes(ROWS[:2], indexed=False, schema=schema))
     assert [label for _, label in read_records(tmp_path / "a.arrow", COLUMNS)] == ["no", "yes"]
-    assert class_names(tmp_path / "a.arrow", "label") == []
 
 
 @pytest.mark.programs

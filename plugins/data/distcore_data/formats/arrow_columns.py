@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from distcore import DataError
+from distcore_data.formats.class_names import Name, column_names
 from distcore_data.formats.columns import (
     NOTHING,
     Columns,
@@ -38,19 +38,22 @@ class Chosen:
     """Place in the schema of each, or of the column that it is inside of."""
     tops: list[str]
     """Name of the column at each place."""
-    classes: list[list[str]]
-    """Names that stand for the numbers of each; none for most."""
+    names: list[Name | None]
+    """What names the classes in each; ``None`` for most."""
 
     @classmethod
-    def of(cls, name: str, schema: Any, columns: Columns, *, is_named: bool = True) -> Chosen:
-        """Return the columns of a schema. Raises DataError; ``name``: the source. Unless ``is_named``, numbers stay."""
+    def of(cls, name: str, schema: Any, columns: Columns) -> Chosen:
+        """Return the columns of a schema, with the names of classes that it keeps. Raises DataError.
+
+        ``name``: the source.
+        """
         there = schema.names
         places = [position(name, there, setting, columns) for setting in columns]
         tops = [there[place] for place in places]
         if twice := next((top for top in tops if there.count(top) > 1), None):
             raise DataError(f"{name}: two columns are named {twice!r}; rename one of them")
-        classes = [arrow_class_names(schema, column) if is_named else [] for column in columns.values()]
-        return cls(columns, places, tops, classes)
+        names = [column_names(schema, column, top) for column, top in zip(columns.values(), tops, strict=True)]
+        return cls(columns, places, tops, names)
 
 
 def records(name: str, start: int, batch: Any, chosen: Chosen) -> Iterator[Record | RowError]:
@@ -74,10 +77,10 @@ def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Recor
     arrays = [batch.column(place) for place in chosen.places]
     if (size := sum(array.nbytes for array in arrays)) > most_bytes():  # of many rows perhaps, which are tried alone
         raise row_error(name, start, over_limit(size))
-    values = [
-        _with_class_names(name, start, _values(name, array, top, setting, chosen.columns), names)
-        for array, top, setting, names in zip(arrays, chosen.tops, chosen.columns, chosen.classes, strict=True)
-    ]
+    values = list[list[Any]]()
+    for array, top, setting, name_of in zip(arrays, chosen.tops, chosen.columns, chosen.names, strict=True):
+        column = _values(name, array, top, setting, chosen.columns)
+        values.append(list(map(name_of, column)) if name_of else column)
     return zip(*values, strict=True)
 
 
@@ -91,22 +94,3 @@ def _values(name: str, column: Any, top: str, setting: str, columns: Columns) ->
         row = {top: values[chosen.index(NOTHING)]}
         raise DataError(f"{name}: {missing(setting, dotted(row), columns)}")
     return chosen
-
-
-def arrow_class_names(schema: Any, column: str) -> list[str]:
-    """Return the class names that ``ClassLabel`` of datasets keeps in an Arrow schema; none for other columns."""
-    try:
-        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
-    except (KeyError, TypeError, ValueError):
-        return []
-    return list(map(str, names)) if isinstance(names, list) else []
-
-
-def _with_class_names(name: str, start: int, values: list[Any], names: list[str]) -> list[object]:
-    """Replace class numbers by names; -1, the number of no label in datasets, becomes None."""
-    if not names:
-        return values
-    for row, value in enumerate(values, start):
-        if value is not None and not -1 <= value < len(names):
-            raise row_error(name, row, f"label {value} is out of range: the dataset names {len(names)} classes")
-    return [None if value is None or value < 0 else names[value] for value in values]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distcore_data.formats.arrow_columns import Chosen
+from distcore_data.formats.class_names import Name
 from distcore_data.formats.columns import NOTHING, Record, inside
 from distcore_data.formats.row_limit import most_bytes
 
@@ -86,12 +87,12 @@ class NumberedBatches:
         batch = self._batch(number)
         most = most_bytes() // (len(chosen.places) or 1) - ROW
         values = list[Value]()
-        for place, top, column, names in zip(
-            chosen.places, chosen.tops, chosen.columns.values(), chosen.classes, strict=True
+        for place, top, column, name_of in zip(
+            chosen.places, chosen.tops, chosen.columns.values(), chosen.names, strict=True
         ):
             value = _value(batch.column(place), most)
             value = value if column == top else _inside(value, column.split(".")[1:])
-            values.append(_named(value, names) if names else value)
+            values.append(_named(value, name_of) if name_of else value)
         return Opened(batch.num_rows, values, max(0, pa.total_allocated_bytes() - before))
 
 
@@ -161,15 +162,6 @@ def _inside(top: Value, names: list[str]) -> Value:
     return value
 
 
-def _named(number: Value, names: list[str]) -> Value:
-    """Return what reads the name of a class; -1, the number of no label in datasets, becomes None."""
-
-    def value(row: int) -> object:
-        place: Any = number(row)
-        if place is None or place == -1:
-            return None
-        if not 0 <= place < len(names):
-            raise ValueError(place)
-        return names[place]
-
-    return value
+def _named(number: Value, name_of: Name) -> Value:
+    """Return what reads a value with the names of its classes."""
+    return lambda row: name_of(number(row))

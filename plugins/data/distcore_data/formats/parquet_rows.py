@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distcore import DataError
 from distcore_data.formats.arrow_columns import (
     DECODED_ROWS,
     UNREADABLE,
     Chosen,
-    arrow_class_names,
     records,
 )
 from distcore_data.formats.arrow_numbers import NumberedBatches
+from distcore_data.formats.class_names import SCHEMA_KEY
 from distcore_data.formats.columns import Columns, Record, RowError
 from distcore_data.formats.opening import State, broken, need_pyarrow, state_of
 from distcore_data.formats.places import START, Place
@@ -55,27 +54,31 @@ def _group_records(name: str, file: Any, group: int, start: int, columns: Column
     tops = _tops(name, file, columns)
     # ranks are forked: no threads
     for batch in file.iter_batches(DECODED_ROWS, row_groups=[group], columns=tops, use_threads=False):
-        yield from records(name, start, batch, Chosen.of(name, batch.schema, columns, is_named=False))
+        yield from records(name, start, batch, Chosen.of(name, batch.schema, columns))
         start += batch.num_rows
 
 
 def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
-    """Yield some rows at a time of the columns of a Parquet file, without what its schema says of them."""
+    """Yield some rows at a time of the columns of a Parquet file.
+
+    Of what its schema says, the features of datasets stay, which name classes.
+    """
     name = f"data file {path}"
     file = _opened(name, path, buffer_size=BUFFER)
     import pyarrow as pa
 
     tops = _tops(name, file, columns)
+    kept = {key: value for key, value in (file.schema_arrow.metadata or {}).items() if key == SCHEMA_KEY}
     try:
         for batch in file.iter_batches(DECODED_ROWS, columns=tops, use_threads=False):
-            yield batch.replace_schema_metadata(None)
+            yield batch.replace_schema_metadata(kept)
     except (pa.ArrowException, *UNREADABLE) as error:
         raise broken(name, error, NO_PARQUET) from None
 
 
 def _tops(name: str, file: Any, columns: Columns) -> list[str]:
     """Return the names of the columns of the file that are read."""
-    return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns, is_named=False).tops))
+    return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns).tops))
 
 
 def group_rows(path: Path) -> list[int]:
@@ -105,13 +108,13 @@ def _numbered(path: Path, asked: tuple[tuple[str, str], ...], state: State) -> t
     name, columns = f"data file {path}", dict(asked)
     file = _opened(name, path)
     tops = _tops(name, file, columns)
-    schema = pa.schema([file.schema_arrow.field(top) for top in tops])
+    schema = pa.schema([file.schema_arrow.field(top) for top in tops], file.schema_arrow.metadata)
 
     def group(number: int) -> Any:
         table = file.read_row_group(number, columns=tops, use_threads=False).select(tops)
         return table.combine_chunks().to_batches()[0]
 
-    return file, NumberedBatches(group, Chosen.of(name, schema, columns, is_named=False))
+    return file, NumberedBatches(group, Chosen.of(name, schema, columns))
 
 
 def _opened(name: str, path: Path, buffer_size: int = 0) -> Any:
@@ -123,20 +126,3 @@ def _opened(name: str, path: Path, buffer_size: int = 0) -> Any:
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=buffer_size)
     except (pa.ArrowException, *UNREADABLE) as error:
         raise broken(name, error, NO_PARQUET) from None
-
-
-def parquet_class_names(files: Iterable[Path], column: str) -> list[str]:
-    """Return the class names in the schemas of Parquet files, which must be the same ones. Raises DataError."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    first: list[str] | None = None
-    for file in files:
-        try:
-            names = arrow_class_names(pq.read_schema(file), column)
-        except (OSError, pa.ArrowException):  # the reader reports a damaged file
-            return []
-        first = names if first is None else first
-        if names != first:
-            raise DataError(f"data file {file}: names other classes than the files before it: {names}, not {first}")
-    return first or []

@@ -25,6 +25,8 @@ from distcore_data.formats.parquet_rows import parquet_batches
 from distcore_data.formats.places import Place
 from distcore_data.indexes.entries import FileIndex
 
+FORMAT = 2
+"""Version of a copy, part of its key. Raise it when what is in one changes."""
 LARGE = 2**14
 """Rows of a group from which on a file is copied."""
 
@@ -59,7 +61,7 @@ def copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Pat
 def _copied(file: Path, digest: str, columns: tuple[tuple[str, str], ...]) -> Path | None:
     from filelock import FileLock
 
-    key = sha256(repr((digest, sorted({name for _, name in columns}))).encode()).hexdigest()[:40]
+    key = sha256(repr((FORMAT, digest, sorted({name for _, name in columns}))).encode()).hexdigest()[:40]
     copy = _folder() / f"{key}.arrow"
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,6 @@ from distcore_data import (
     IndexedRows,
     Source,
     cached_folder,
-    class_names,
     describe_value,
     numbered_records,
     skipping,
@@ -30,7 +29,7 @@ from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.rows import Blob, Given, Images
 from distcore_tasks.shared.classification.labels import label_problem
 
-FORMAT = 3
+FORMAT = 4
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 BAD_ROWS = "bad_rows.json"
 """File of a cache entry with a line for each image that was passed over."""
@@ -114,18 +113,13 @@ def labeled(
 
     Without ``images`` these are not read, and ``None``.
     """
-    words = class_names(source, columns.label)
     first: object = None
     asked = ({"columns.image": columns.image} if images else {}) | {"columns.label": columns.label}
     records: Iterator[tuple[int, Any]] = numbered_records(source, asked)
     for number, record in records:
         image, label = record if images else (None, record[0])
-        named = len(words) if type(label) is int else 0
-        problem: str | None = f"label {label} is out of range: the file names {named} classes, 0 to {named - 1}"
-        if not named or label in range(named):
-            label = words[label] if named else label
-            problem = label_problem(label, label if first is None else first)
-            first = label if first is None and not problem else first
+        problem = label_problem(label, label if first is None else first)
+        first = label if first is None and not problem else first
         yield number, image, label, problem
 
 

@@ -32,7 +32,7 @@ from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.stored_arrays import open_array
 from distcore_tasks.shared.streams.values import NumberedValues, numbered_values, open_values, save_values
 
-FORMAT = 1
+FORMAT = 2
 """Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 CODES, NAMES = "codes.npy", "labels.json"
 """Files of a cache entry with the place of each row's label among all, and with these."""

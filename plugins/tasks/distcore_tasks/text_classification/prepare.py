@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 T = TypeVar("T")
-CACHED = CachedDatasets(kind="tokens", version=12, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tokens", version=13, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)

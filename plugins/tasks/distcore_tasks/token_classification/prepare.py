@@ -30,7 +30,7 @@ from distcore_tasks.token_classification.streamed import make_tokenizer, open_st
 if TYPE_CHECKING:
     from distcore import RunConfig
 
-CACHED = CachedDatasets(kind="tagged", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tagged", version=3, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)

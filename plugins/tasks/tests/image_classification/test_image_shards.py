@@ -73,7 +73,7 @@ def test_images_that_other_packages_wrote_are_those_of_the_folder(tmp_path: Path
         assert all(bool((one[name] == other[name]).all()) for name in ("pixel_values", "labels")), form
 
 
-def test_several_parquet_files_are_taken_that_name_the_same_classes(tmp_path: Path) -> None:
+def test_several_parquet_files_that_name_the_same_classes_are_mapped_by_name(tmp_path: Path) -> None:
     images = [encoded(pixels(row)) for row in range(6)]
     (tmp_path / "rows").mkdir()
     for number in range(2):
@@ -81,7 +81,10 @@ def test_several_parquet_files_are_taken_that_name_the_same_classes(tmp_path: Pa
     data = prepared(tmp_path / "rows/*.parquet")
     assert (len(data.train), data.classes) == (9, CLASSES)
     in_parquet(tmp_path / "rows/2.parquet", images, [0] * 6, CLASSES[::-1])
-    with pytest.raises(DataError, match=r"2.parquet: names other classes than the files before it: \['red', 'blue'\]"):
+    images_of = open_source(str(tmp_path / "rows"), Columns())
+    assert list(images_of.labels) == [*CLASSES * 6, *("red",) * 6], "0 is red in the last file"
+    in_parquet(tmp_path / "rows/3.parquet", images, [0] * 6)
+    with pytest.raises(DataError, match=r"3.parquet, row 1: label is an integer \(0\), but .* use one type throughout"):
         prepared(tmp_path / "rows")
 
 

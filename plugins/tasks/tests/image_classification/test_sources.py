@@ -266,7 +266,7 @@ def test_a_row_of_a_file_that_cannot_be_used_is_named(tmp_path: Path, case: str)
 
 def test_a_label_beyond_the_names_of_the_file_is_out_of_range(tmp_path: Path) -> None:
     path = in_parquet(tmp_path / "rows.parquet", [GOOD] * 3, [0, 1, 2], CLASSES)
-    with pytest.raises(DataError, match="row 3: label 2 is out of range: the file names 2 classes, 0 to 1"):
+    with pytest.raises(DataError, match="row 3: label 2 is out of range: the dataset names 2 classes"):
         prepared(path)
 
 

@@ -27,6 +27,7 @@ from distcore_tasks.shared import arrays, tokenize_rows
 from distcore_tasks.shared.sources import source_file
 from distcore_tasks.shared.splits import Part
 from distcore_tasks.text_classification.task import TextClassification
+from distcore_tasks.token_classification.task import TokenClassification
 
 MESSAGES = [
     [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": f"{n} it is"}] for n in range(30)
@@ -82,6 +83,50 @@ def test_classes_are_words_where_the_dataset_names_them(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": n % 2} for n in range(30)]
     save(tmp_path / "set", rows, features)
     assert prepared(TextClassification(), str(tmp_path / "set")).classes == ("no", "yes")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_sets_that_number_classes_otherwise_are_mapped_by_name(stream: bool, tmp_path: Path) -> None:
+    names = {"train": ["no", "yes"], "shards/a": ["no", "yes"], "shards/b": ["yes", "no"], "test": ["yes", "no"]}
+    (tmp_path / "shards").mkdir()
+    for name, classes in names.items():
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=classes))
+        rows = [{"text": f"{label} {n}", "label": classes.index(label)} for n in range(9) for label in ("no", "yes")]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / f"{name}.parquet"))
+    files = {"eval_data": {"shards": str(tmp_path / "shards")}, "test_data": str(tmp_path / "test.parquet")}
+    data = prepared(TextClassification(), str(tmp_path / "train.parquet"), stream=stream, **files)
+    assert data.classes == ("no", "yes")
+    for part, count in (("train", 18), ("evaluation", 36), ("test", 18)):
+        labels = getattr(data, part).batch(np.arange(count))["labels"].tolist()
+        assert labels == [0, 1] * (count // 2), part
+
+
+@pytest.mark.parametrize("form", ["set", "rows.parquet"])
+def test_classes_in_lists_are_words_where_the_dataset_names_them(form: str, tmp_path: Path) -> None:
+    names = ["O", "B-PER", "I-PER"]
+    tags = {
+        "tokens": datasets.Sequence(datasets.Value("string")),
+        "tags": datasets.Sequence(datasets.ClassLabel(names=names)),
+    }
+    rows = [{"tokens": ["Ada", "Lovelace", "sleeps", f"{n}"], "tags": [1, 2, 0, 0]} for n in range(20)]
+    write(tmp_path / form, rows, datasets.Features(tags))
+    data = prepared(TokenClassification(), str(tmp_path / form))
+    assert (data.classes, data.facts["iob"]) == (("B-PER", "I-PER", "O"), True)
+    several = {"text": datasets.Value("string"), "label": datasets.Sequence(datasets.ClassLabel(names=names[1:]))}
+    rows = [{"text": f"text {n}", "label": [n % 2]} for n in range(20)]
+    write(tmp_path / f"other {form}", rows, datasets.Features(several))
+    data = prepared(
+        TextClassification(problem_type="multi_label"), str(tmp_path / f"other {form}"), problem_type="multi_label"
+    )
+    assert data.classes == ("B-PER", "I-PER")
+
+
+def write(path: Path, rows: list[dict[str, Any]], features: Any) -> None:
+    """Write rows as a folder of ``save_to_disk`` or a Parquet file."""
+    if path.suffix:
+        datasets.Dataset.from_list(rows, features=features).to_parquet(str(path))
+    else:
+        save(path, rows, features)
 
 
 def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
