@@ -11,6 +11,7 @@ from transformers import AutoModel, BertConfig, T5Config
 from distcore import ConfigError, RunConfig, registry
 from distcore.model.blocks import depths_from_top
 from distcore.model.optim import optimizer_factory
+from distcore.plugin.task.phases import Phase
 from distcore.testing.problem import Classifier
 
 RATE = 0.1
@@ -69,6 +70,16 @@ def test_every_optimizer_takes_the_rates_and_decay_of_groups(name: str) -> None:
     assert settings["head.weight"] == (0.7, 0.3)
     assert settings["blocks.1.up.weight"] == (RATE * 0.5, 0.2)
     assert settings["blocks.1.up.bias"] == (RATE * 0.5, 0.0)
+
+
+@pytest.mark.parametrize("name", sorted({*registry.offers("optimizers")} - {"sgd", "adafactor"}))
+def test_every_optimizer_with_moments_takes_those_of_a_phase(name: str) -> None:
+    own = {"betas": (0.5, 0.6)} | ({} if name == "lion" else {"eps": 0.1})  # Lion divides by nothing
+    phases = {"all": Phase("", lambda model, batch: model(batch), own)}
+    groups = optimizer_factory(RunConfig(lr=RATE, optimizer={"name": name}), phases)(Classifier()).param_groups
+    with_moments = [group for group in groups if "momentum" not in group]
+    assert {(group["betas"], group.get("eps", 0.1)) for group in with_moments} == {((0.5, 0.6), 0.1)}
+    assert 0.1 not in [group["eps"] for group in groups if "momentum" in group]  # those of Muon
 
 
 def test_depths_of_models_of_the_hub() -> None:

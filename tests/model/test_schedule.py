@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from distcore import ConfigError, RunConfig
+from distcore import ConfigError, RunConfig, registry
 from distcore.checkpoint.job_state import set_schedule_step
-from distcore.model.optim import check_schedule, scheduler_for
+from distcore.model.optim import check_schedule, optimizer_factory, scheduler_for
 from distcore.model.schedules import SCHEDULES, lambda_scheduler
+from distcore.testing.problem import Classifier
 
 
 def rates(steps: int, **schedule: object) -> list[float]:
     """The learning rate of each step, for a peak of 1."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler = scheduler_for(RunConfig(schedule=schedule), optimizer, steps)
+    scheduler = scheduler_for(RunConfig(schedule=schedule, lr=1.0), optimizer, steps)
     assert scheduler is not None
     values = []
     for _ in range(steps):
@@ -103,7 +106,7 @@ def test_each_is_the_schedule_of_transformers_to_the_last_bit(name: str, warmup:
 
     more = {"num_decay_steps": decay} if name == "warmup_stable_decay" else {}
     ours, theirs = optimizer(), optimizer()
-    mine = lambda_scheduler(name, ours, warmup, total, decay)
+    mine = lambda_scheduler(name, ours, warmup, total, decay, peak=3e-4)
     other = optimization.get_scheduler(name, theirs, warmup, total, scheduler_specific_kwargs=more)
     for _ in range(total + 2 if name != "polynomial" or warmup < total else warmup - 1):
         assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups]
@@ -112,6 +115,47 @@ def test_each_is_the_schedule_of_transformers_to_the_last_bit(name: str, warmup:
     assert mine.state_dict() == other.state_dict()
     mine.load_state_dict(other.state_dict())
     assert mine.get_last_lr() == other.get_last_lr()
+
+
+SIGN_DESCENT = """
+import torch
+
+
+class SignSGD(torch.optim.Optimizer):
+    def __init__(self, params, lr, weight_decay=0.0):
+        super().__init__(params, {"weight_decay": weight_decay})  # as Lion: no rate among the defaults
+
+
+def sgd(params, lr):
+    return torch.optim.SGD(params, lr=0.3)  # the groups have rates, so this one is nobody's
+"""
+OWN = ("own.py:SignSGD", "own.py:sgd")
+
+
+@pytest.mark.parametrize("lr", [5e-5, 1e-2])
+@pytest.mark.parametrize("optimizer", [*sorted(registry.offers("optimizers")), *OWN])
+def test_every_schedule_of_every_optimizer_follows_the_rate_of_the_run_as_in_transformers(
+    optimizer: str, lr: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reads the rate that its Trainer gives the optimizer, whatever rates the groups have."""
+    optimization = pytest.importorskip("transformers.optimization")
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(SIGN_DESCENT)
+    groups = [{"match": "head", "lr": 0.7}, {"match": r"blocks\.1", "lr_scale": 0.5}]
+    settings = {"name": optimizer, "groups": groups}
+    for name in sorted({*SCHEDULES} - {"constant"}):
+        config = RunConfig(lr=lr, optimizer=settings, schedule={"name": name, "warmup_steps": 2, "decay_ratio": 0.5})
+        made = optimizer_factory(config)(Classifier())
+        alike = [{"params": [torch.zeros(1, requires_grad=True)], "lr": group["lr"]} for group in made.param_groups]
+        scheduler = scheduler_for(config, made, 8)
+        assert isinstance(scheduler, LambdaLR)
+        theirs = torch.optim.SGD(alike, lr=lr)
+        more = {"num_decay_steps": 4} if name == "warmup_stable_decay" else {}
+        other = optimization.get_scheduler(name, theirs, 2, 8, scheduler_specific_kwargs=more)
+        for step in range(9):
+            assert set_schedule_step(scheduler, step) == [group["lr"] for group in theirs.param_groups], name
+            theirs.step()
+            other.step()
 
 
 def test_a_warm_up_as_long_as_the_run_ends_at_the_peak() -> None:

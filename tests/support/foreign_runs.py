@@ -160,15 +160,15 @@ def fully_sharded(file: Path, folder: Path, rank: int, size: int, first: int = 0
     return losses
 
 
-def trainer(file: Path, out: Path) -> list[float]:
+def trainer(file: Path, out: Path, lr: float = LR, schedule: str = "linear") -> list[float]:
     """Train by the Trainer of transformers."""
     import transformers as hf
 
     model, rows = model_and_rows(file)
     data = [{key: value[row] for key, value in rows.items()} for row in range(ROWS)]
     arguments = hf.TrainingArguments(
-        output_dir=str(out), per_device_train_batch_size=ROWS, max_steps=STEPS, learning_rate=LR, weight_decay=DECAY,
-        warmup_steps=WARM_UP, lr_scheduler_type="linear", logging_steps=1, save_steps=SAVED, use_cpu=True,
+        output_dir=str(out), per_device_train_batch_size=ROWS, max_steps=STEPS, learning_rate=lr, weight_decay=DECAY,
+        warmup_steps=WARM_UP, lr_scheduler_type=schedule, logging_steps=1, save_steps=SAVED, use_cpu=True,
         report_to="none", disable_tqdm=True, max_grad_norm=1.0,
     )  # fmt: skip
     run = hf.Trainer(model=model, args=arguments, train_dataset=data)

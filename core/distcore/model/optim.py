@@ -137,7 +137,8 @@ def scheduler_for(
     warmup = warmup_steps(config, total_steps)
     interval = epoch if config.schedule.interval == "epoch" else 1
     decay = min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)
-    return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay, interval)
+    assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
+    return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay, interval, peak=config.lr)
 
 
 def check_schedule(config: RunConfig) -> None:

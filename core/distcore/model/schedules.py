@@ -22,16 +22,19 @@ INVERSE_SQRT_STEPS = 10_000
 
 
 def lambda_scheduler(
-    name: str, optimizer: Optimizer, warmup: int, total: int, decay: int, interval: int = 1
+    name: str, optimizer: Optimizer, warmup: int, total: int, decay: int, interval: int = 1, *, peak: float
 ) -> LambdaLR:
     """Return a schedule, to be stepped once per optimizer step, whose rate changes every ``interval`` of them.
 
     ``warmup``, ``total`` and ``decay`` are numbers of optimizer steps; ``decay`` is used by ``warmup_stable_decay``
-    alone. Raises KeyError for a name that is not in ``SCHEDULES``.
+    alone. ``peak`` is the run's rate; groups with rates of their own follow the same factor. Raises KeyError for a
+    name that is not in ``SCHEDULES``.
     """
     factor = SCHEDULES[name]
     if name == "polynomial":
-        factor = partial(factor, peak=optimizer.defaults["lr"])
+        # Not optimizer.defaults["lr"], as transformers has it: each group has a rate, so the default may be missing,
+        # or be the optimizer's own, which no group has.
+        factor = partial(factor, peak=peak)
     elif name == WARMUP_STABLE_DECAY:
         factor = partial(factor, decay=decay)
     # A partial, not a function: LambdaLR saves a state for it, and checkpoints have always had that (empty) state.

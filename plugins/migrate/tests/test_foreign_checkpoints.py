@@ -66,9 +66,11 @@ def test_a_run_of_accelerate_goes_on(
     goes_on(job, *accelerated, tmp_path / "run", **changes)
 
 
-def test_a_run_of_the_trainer_goes_on(job: Path, tmp_path: Path) -> None:
-    losses = launch(runs.trainer, job, tmp_path / "hf", nproc=1)[0]
-    goes_on(job, tmp_path / f"hf/checkpoint-{runs.SAVED}", losses, tmp_path / "run")
+@pytest.mark.parametrize(("lr", "schedule"), [(runs.LR, "linear"), (5e-5, "polynomial")])
+def test_a_run_of_the_trainer_goes_on(job: Path, tmp_path: Path, lr: float, schedule: str) -> None:
+    losses = launch(runs.trainer, job, tmp_path / "hf", lr, schedule, nproc=1)[0]
+    changes = {"lr": lr, "schedule.name": schedule}
+    goes_on(job, tmp_path / f"hf/checkpoint-{runs.SAVED}", losses, tmp_path / "run", **changes)
 
 
 def in_sharded_rank(job: Path, folder: Path, first: int = 0) -> list[float]:

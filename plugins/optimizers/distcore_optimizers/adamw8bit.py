@@ -38,7 +38,7 @@ class AdamW8bit:
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        return EncodedAdamW([{"betas": self.betas, "eps": self.eps, "weight_decay": 0.0, **group} for group in groups])
+        return EncodedAdamW(groups, betas=self.betas, eps=self.eps)
 
 
 class EncodedAdamW(torch.optim.Optimizer):
@@ -48,9 +48,9 @@ class EncodedAdamW(torch.optim.Optimizer):
     ``codes``, ``scales``, ``root_codes`` and ``root_scales``; others have ``step``, ``exp_avg`` and ``exp_avg_sq``.
     """
 
-    def __init__(self, params: list[ParameterGroup]) -> None:
-        """Take groups that have all their settings."""
-        super().__init__(params, {})
+    def __init__(self, params: list[ParameterGroup], betas: tuple[float, float], eps: float) -> None:
+        """Take groups that have their rates; the others are the settings of a group without its own."""
+        super().__init__(params, {"betas": betas, "eps": eps, "weight_decay": 0.0})
         self._signed, self._roots = cache(signed_levels), cache(root_levels)
 
     @torch.no_grad()

@@ -30,18 +30,18 @@ class Lion:
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        return SignDescent([{"betas": self.betas, **group} for group in groups])
+        return SignDescent(groups, betas=self.betas)
 
 
 class SignDescent(torch.optim.Optimizer):
-    """Algorithm 2 of the paper, on plain tensors and on DTensors; each group has lr, betas, weight_decay.
+    """Algorithm 2 of the paper, on plain tensors and on DTensors; each group has lr and weight_decay, some betas.
 
     The state of a parameter is ``exp_avg``, of its shape and dtype.
     """
 
-    def __init__(self, params: list[ParameterGroup]) -> None:
-        """Take groups that have all their settings."""
-        super().__init__(params, {})
+    def __init__(self, params: list[ParameterGroup], betas: tuple[float, float]) -> None:
+        """Take groups that have their rates; ``betas`` are those of a group without its own."""
+        super().__init__(params, {"betas": betas})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:

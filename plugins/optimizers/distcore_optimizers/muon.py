@@ -81,6 +81,8 @@ class Both(torch.optim.Optimizer):
         self._inner = [muon] if adamw is None else [muon, adamw]
         self._cut = len(muon.param_groups)
         super().__init__([group for inner in self._inner for group in inner.param_groups], {})
+        # Not given above, which would add the settings of each to the groups of the other.
+        self.defaults = {name: value for inner in self._inner for name, value in inner.defaults.items()}
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the parameters that have a gradient."""
@@ -99,12 +101,16 @@ class Both(torch.optim.Optimizer):
 def _divide(
     groups: list[ParameterGroup], matrices: set[nn.Parameter]
 ) -> tuple[list[ParameterGroup], list[ParameterGroup]]:
-    """Divide each group in two: the matrices and the others. An empty half is dropped."""
+    """Divide each group in two: the matrices and the others. An empty half is dropped.
+
+    A group's own ``eps`` is AdamW's: that of Muon, which bounds a norm of a whole matrix, is no option.
+    """
     halves: tuple[list[ParameterGroup], list[ParameterGroup]] = ([], [])
     for group in groups:
         for half, wanted in zip(halves, (True, False), strict=True):
             if chosen := [p for p in group["params"] if (p in matrices) == wanted]:
-                half.append(group | {"params": chosen})
+                own = {name: value for name, value in group.items() if name != "eps" or not wanted}
+                half.append(own | {"params": chosen})
     return halves
 
 
