@@ -90,7 +90,7 @@ class Methods:
         """Return a saver that writes to ``path``."""
         checkpoints = self.run.config.checkpoints.model_copy(update={"asynchronous": asynchronous})
         config = self.run.config.model_copy(update={"checkpoints": checkpoints, "out": str(path)})
-        return Saver(replace(self.run, config=config), self.hooks, "rows", {})
+        return Saver(replace(self.run, config=config), self.hooks, {"data": "rows", "task_files": {}})
 
     def _distcore(self, path: Path, asynchronous: bool) -> Times:
         saver = self.saver(path, asynchronous)

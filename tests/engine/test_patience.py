@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distcore import ConfigError, Report, RunConfig, train
+from distcore import CheckpointError, ConfigError, Datasets, Report, RunConfig, train
 from distcore.checkpoint import Checkpoint
-from distcore.testing.problem import Problem
+from distcore.testing.problem import Problem, RandomRows
 
 STANDS_STILL = 1e-30
 """Learning rate at which no evaluation is better than the first."""
@@ -49,6 +50,45 @@ def test_a_run_that_was_interrupted_ends_where_it_would_have(ended: Path, tmp_pa
     shutil.copytree(ended, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
     assert run(tmp_path / "run", resume="auto")["steps"] == 6
+
+
+def change_evaluation_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the task have other evaluation rows, as a file does that was written anew."""
+    prepare = Problem.prepare
+
+    def with_other_rows(self: Problem, config: RunConfig) -> Datasets:
+        other = RandomRows(self.evaluation_rows, seed=7)
+        return replace(prepare(self, config), evaluation=other, test=other)
+
+    monkeypatch.setattr(Problem, "prepare", with_other_rows)
+
+
+def test_other_evaluation_rows_are_refused_before_ranks_start(
+    ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ended, tmp_path / "run")
+    change_evaluation_rows(monkeypatch)
+    line = r"step-00000006': its best evaluation, loss [\d.]+ at step 2, is of other evaluation rows, .*_data: best and"
+    with pytest.raises(CheckpointError, match=line):
+        run(tmp_path / "run", resume="auto")
+    monkeypatch.setattr("distcore.jobs.train.launch", lambda *_, **__: pytest.fail("ranks were started"))
+    with pytest.raises(CheckpointError, match=line):
+        run(tmp_path / "run", resume="auto", nproc=2, strategy="ddp")
+
+
+def test_best_and_patience_begin_anew_with_other_rows_that_the_user_accepts(
+    ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "distcore")
+    shutil.copytree(ended, tmp_path / "run")
+    change_evaluation_rows(monkeypatch)
+    report = run(tmp_path / "run", resume="auto", resume_changed="eval_data")
+    assert report["best"]
+    assert report["best"]["step"] == 8
+    assert report["steps"] == 12  # two evaluations after step 8 are not better
+    assert "at step 2, is of other evaluation rows: best and patience begin anew" in caplog.text
+    again = run(tmp_path / "run", resume="auto", patience=3)  # the rows of the last checkpoint are these
+    assert again["best"] == report["best"]
 
 
 @pytest.mark.needs("distcore-ddp")

@@ -145,4 +145,4 @@ def saver(
     resolved = resolve(config, task=task)
     hooks, world = set_up(resolved, RankInfo())
     run = build_run(resolved.config, hooks, world, resolved.task, resolved.task.prepare(resolved.config))
-    return Saver(run, hooks, "rows", {}, disk), run
+    return Saver(run, hooks, {"data": "rows", "task_files": {}}, disk), run

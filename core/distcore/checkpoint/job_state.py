@@ -41,6 +41,9 @@ CHANGEABLE = (
 )  # fmt: skip
 """Config keys that ``--resume-changed`` may change; the result then differs from that of an uninterrupted run."""
 
+EVALUATION_ROWS = "eval_data"
+"""What ``--resume-changed`` calls the rows that judge a run, however its task finds them."""
+
 MASKED_BY = (
     "nproc", "micro_batch_size", "micro_batch_tokens", "loader.forward_tokens", "compile", "strategy_options",
 )  # fmt: skip
@@ -140,8 +143,9 @@ def check_job(
     options |= dict.fromkeys(("epochs", "max_steps"), "total_steps")  # what the user sets of it
     accepted = {options.get(key, key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
-    possible = [key for key in mine if key not in fixed]
-    for key in sorted(accepted.difference(possible)):
+    possible = [*(key for key in mine if key not in fixed), EVALUATION_ROWS]
+    # A task may have an option of that name, which must stay: its rows may change in place.
+    for key in sorted(accepted.difference(possible, [f"task_options.{EVALUATION_ROWS}"])):
         hint = f"{nearest(key, possible)} (these are: {', '.join(possible)})"
         raise CheckpointError(f"--resume-changed {key}: not a key that a resumed run may change{hint}")
     for key, value in mine.items():

@@ -45,19 +45,18 @@ class Saver:
         self,
         run: Run,
         hooks: Hooks,
-        data: str,
-        task_files: dict[str, str],
+        facts: dict[str, Any],
         files: Files | None = None,
         content: RowContent | None = None,
         held: Sequence[TextIO | None] = (),
     ) -> None:
-        """``data`` is the fingerprint of the training rows, ``task_files`` the digests of what the task saved.
+        """``facts`` are entries of state.json: fingerprints of the rows, digests of the files that the task saved.
 
         ``files`` replaces the file system in tests. ``content`` is the digest of the rows, once it is known. ``held``
         are files that show that the run lives, until ``close``.
         """
         self._run, self._hooks = run, hooks
-        self._facts = {"data": data, "task_files": task_files}
+        self._facts = facts
         self._files, self._content, self._held = files or Files(), content, held
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None

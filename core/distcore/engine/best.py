@@ -1,14 +1,24 @@
-"""The best evaluation of a run: keep it up to date, and read it from a checkpoint."""
+"""The best evaluation of a run: keep it up to date, and take it over from a checkpoint of the same rows."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from distcore.checkpoint.job_state import EVALUATION_ROWS, fingerprint, keeps_rows, saved_config
 from distcore.config import RunConfig
+from distcore.errors import CheckpointError, TaskError
 from distcore.plugin.strategy.contract import Evaluation, Progress
-from distcore.plugin.task.task import Direction
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Dataset, Datasets, Direction
+from distcore.resolve.resolve import best_metric
+
+log = logging.getLogger("distcore")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +54,65 @@ def update_best(
 def out_of_patience(config: RunConfig, best: Best | None) -> bool:
     """Return True if the last ``patience`` evaluations were not better. All ranks compare the same evaluations."""
     return config.patience > 0 and best is not None and best.waited >= config.patience
+
+
+def fingerprint_of_judged(config: RunConfig, task: BoundTask, data: Datasets) -> str | None:
+    """Return a digest of the evaluation rows that judge a run; ``None`` without a metric, or for rows without one."""
+    metric = best_metric(config, task, data)
+    if metric is None:
+        return None
+    with suppress(TaskError):  # rows that cannot be told from others without reading them all
+        return fingerprint(_judged(metric, task, data))
+    return None
+
+
+def _judged(metric: str, task: BoundTask, data: Datasets) -> Dataset:
+    """Return the evaluation rows of the set that ``metric`` is of."""
+    for name, rows in data.evaluations.items():
+        if metric in (f"{name}/{declared}" for declared in task.declared_metrics):
+            return rows
+    return data.evaluation
+
+
+def resumed_best(
+    config: RunConfig, task: BoundTask, data: Datasets, rows: str | None, job_state: Mapping[str, Any], path: Path
+) -> Best | None:
+    """Return the best evaluation of the checkpoint at ``path``; ``None`` if this run's cannot be compared with it.
+
+    Its value is of the rows that it was measured on: with others, no later evaluation might reach it, and the run
+    would keep the wrong weights and lose its patience. ``rows`` is ``fingerprint_of_judged``. Raises CheckpointError
+    for other rows that nobody accepted.
+    """
+    saved, metric = job_state.get("best"), best_metric(config, task, data)
+    best = saved_best(saved, metric)
+    if best is None:
+        if isinstance(saved, dict) and metric is not None:
+            was, step = saved.get("metric"), saved.get("step")
+            log.info("resume: the best evaluation, at step %s, was by %s: by %s it begins anew", step, was, metric)
+        return None
+    if rows is None or job_state.get("evaluation_data") in (rows, None):
+        return best
+    value = f"{best.metric} {best.value:.4g} at step {best.step}"
+    if EVALUATION_ROWS not in (config.resume_changed or ()) and keeps_rows(config, task.on_resume):
+        raise CheckpointError(
+            f"resume = {str(path)!r}: its best evaluation, {value}, is of other evaluation rows, with which those of "
+            "this run cannot be compared; resume with the same, or accept them with --resume-changed "
+            f"{EVALUATION_ROWS}: best and patience then begin anew"
+        )
+    log.info("resume: the best evaluation, %s, is of other evaluation rows: best and patience begin anew", value)
+    return None
+
+
+def check_judged_rows(
+    config: RunConfig, task: BoundTask, data: Datasets, job_state: Mapping[str, Any], path: Path
+) -> None:
+    """Raise CheckpointError, before ranks start, as ``resumed_best`` will; not where a resume is refused otherwise."""
+    then, now = dict(saved_config(dict(job_state), path).task_options), dict(config.task_options)
+    others = [key for key in then.keys() | now.keys() if task.on_resume.get(key) != "free"]
+    are_same = all(then.get(key) == now.get(key) for key in others)
+    accepts = EVALUATION_ROWS in (config.resume_changed or ())
+    if are_same and not accepts and job_state.get("data") in (fingerprint(data.train), None):
+        resumed_best(config, task, data, fingerprint_of_judged(config, task, data), job_state, path)
 
 
 def saved_best(saved: object, metric: str | None) -> Best | None:

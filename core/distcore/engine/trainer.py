@@ -18,7 +18,7 @@ from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine import row_form
-from distcore.engine.best import Best, saved_best
+from distcore.engine.best import Best, fingerprint_of_judged, resumed_best
 from distcore.engine.evaluation import sanity_check
 from distcore.engine.finish import finish
 from distcore.engine.fit import fit
@@ -44,7 +44,7 @@ from distcore.rank_environment.environment import export
 from distcore.rank_environment.network import prepare_network, spans_machines
 from distcore.resolve.complete import agree, complete, total_steps_of
 from distcore.resolve.micro_batches import cut, description, most_micro_batches
-from distcore.resolve.resolve import Resolved, best_metric
+from distcore.resolve.resolve import Resolved
 from distcore.resolve.run_folder import check_out, on_main, set_aside
 
 log = logging.getLogger("distcore")
@@ -100,17 +100,19 @@ def begin(
     run = build_run(completed.config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     rows, content = fingerprint(data.train), RowContent(data.train)
+    judged = fingerprint_of_judged(completed.config, task, data)
     run = agree(run, hooks, completed, rows, content)
     if spans_machines(rank_info):
         check_shared(run, hooks)
     run, data = row_form.settle(run, hooks, completed, data)
     for line in overview(run, data) if world.is_main else ():
         log.info("%s", line)
-    progress, best = resume_or_start(run, hooks, task, data, rows, content)
+    progress, best = resume_or_start(run, hooks, task, data, rows, content, judged)
     if world.is_main:
         content.continue_in_background()
     digests, held = start_folder(run, hooks, task, data, progress)
-    return run, data, Saver(run, hooks, rows, digests, content=content, held=held), progress, best
+    facts = {"data": rows, "evaluation_data": judged, "task_files": digests}
+    return run, data, Saver(run, hooks, facts, content=content, held=held), progress, best
 
 
 def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
@@ -193,17 +195,18 @@ def build_to_evaluate(
 
 
 def resume_or_start(
-    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str, content: RowContent
+    run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str, content: RowContent, judged: str | None
 ) -> tuple[Progress, Best | None]:
     """Load the checkpoint of ``--resume``, if any; return the progress and the best evaluation so far.
 
-    ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them.
+    ``rows`` is the fingerprint of the training rows, ``content`` the digest of all of them, ``judged`` the fingerprint
+    of the evaluation rows that judge the run.
     """
     progress, best = Progress(), None
     asked = adopt(run, hooks, lambda: model_source(run.config, task, data).meta_model())
     if resumed := checkpoint.resume(run, hooks, asked, rows, task.on_resume, content):
         path, progress, job_state = resumed
-        best = saved_best(job_state.get("best"), best_metric(run.config, task, data))
+        best = resumed_best(run.config, task, data, judged, job_state, path)
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
         if progress.step >= run.total_steps and run.world.is_main:

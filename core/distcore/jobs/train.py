@@ -264,6 +264,7 @@ def check(resolved: Resolved) -> Datasets:
     """
     from distcore import checkpoint
     from distcore.checkpoint.foreign import reader_of
+    from distcore.engine.best import check_judged_rows
     from distcore.engine.trainer import load_extensions
     from distcore.model.model_source import check_model, model_source
     from distcore.plugin.strategy.capabilities import ChecksConfig
@@ -281,12 +282,14 @@ def check(resolved: Resolved) -> Datasets:
     Tally((*resolved.task.logs, *hooks.logs))  # refuses a name that two log
     check_out(config)
     foreign = reader_of(config.resume)
-    if config.resume and not foreign and (newest := checkpoint.find(config.resume, Path(str(config.out)))):
-        checkpoint.Checkpoint(newest).job_state()
+    newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume and not foreign else None
+    job_state = checkpoint.Checkpoint(newest).job_state() if newest else {}
     with refuse_exit():
         data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)
     completed = complete(resolved, data)
+    if newest:
+        check_judged_rows(completed.config, resolved.task, data, job_state, newest)
     if foreign:
         model = model_source(completed.config, resolved.task, data).meta_model()
         foreign.read(Path(str(config.resume)), completed.config, model, len(data.train))
