@@ -13,11 +13,12 @@ from distcore_data.files import (
     data_format,
     numbered_records,
     read_records,
+    source_columns,
     source_digest,
     source_name,
 )
 from distcore_data.filters import Filtered
-from distcore_data.formats.columns import Record, describe_value, row_error
+from distcore_data.formats.columns import OPTIONAL_COLUMN, Record, describe_value, row_error
 from distcore_data.indexes.choosing import choose_rows
 from distcore_data.indexes.chosen import ChosenRows
 from distcore_data.indexes.rows import IndexedRows
@@ -29,6 +30,7 @@ from distcore_data.paths import files_of
 from distcore_data.splits import Split, find_split
 
 __all__ = [
+    "OPTIONAL_COLUMN",
     "BadRows",
     "ChosenRows",
     "FetchedAhead",
@@ -55,6 +57,7 @@ __all__ = [
     "row_error",
     "shares_of",
     "skipping",
+    "source_columns",
     "source_digest",
     "source_name",
 ]

@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import reduce
+from itertools import islice
 from pathlib import Path
 
 from distcore import DataError, nearest
@@ -18,9 +19,11 @@ from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
 from distcore_data.formats import FOLDERS, READERS, SHARDS, format_of, parts_of, read_rows
-from distcore_data.formats.arrow_rows import read_arrow_files
-from distcore_data.formats.columns import Columns, Record, RowError, row_error
+from distcore_data.formats.arrow_rows import arrow_columns, read_arrow_files
+from distcore_data.formats.columns import EVERY_COLUMN, OPTIONAL_COLUMN, Columns, Record, RowError, row_error
+from distcore_data.formats.csv_rows import csv_columns
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
+from distcore_data.formats.parquet_rows import parquet_columns
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
 from distcore_data.paths import LIST, files_of
@@ -33,6 +36,10 @@ RENAMED = {".tsv": "; rename it to .csv", ".tab": "; rename it to .csv", ".xlsx"
 """What to do with tables of other names."""
 FILTER = "filter.column"
 """The config key that names the column of a filter."""
+
+
+SAMPLE = 100
+"""Rows of a JSON file of which the names of the columns are looked at."""
 
 
 def read_records(source: Source, columns: Columns) -> Iterator[Record]:
@@ -226,3 +233,41 @@ def _sha256(path: Path, known: Mapping[Path, str]) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def source_columns(source: Source) -> list[str]:
+    """Return the names of the columns of a source, of a JSON file those of its first ``SAMPLE`` rows.
+
+    Only of JSON, CSV, Parquet and Arrow files and of splits; others give none. Raises DataError for a missing source.
+    """
+    if isinstance(source, Filtered):
+        return source_columns(source.source)
+    kind = data_format(source)
+    files = source.files if isinstance(source, Split) else present(files_of(source))
+    file = next(iter(files), None)
+    if file is None or kind not in NAMED_BY:
+        return []
+    try:
+        return NAMED_BY[kind](file)
+    except (DataError, ValueError, OSError):  # whose reader says it better
+        return []
+
+
+def _json_columns(file: Path) -> list[str]:
+    """Return the keys of the first rows of a JSON file."""
+    rows = islice(read_rows(file, {f"columns.every{OPTIONAL_COLUMN}": EVERY_COLUMN}), SAMPLE)
+    names = dict[str, None]()
+    for row in rows:
+        if not isinstance(row, RowError):
+            names |= dict.fromkeys(row[0] if isinstance(row[0], dict) else ())
+    return [*names]
+
+
+NAMED_BY: dict[str, Callable[[Path], list[str]]] = {
+    ".json": _json_columns,
+    ".jsonl": _json_columns,
+    ".csv": csv_columns,
+    ".parquet": parquet_columns,
+    ".arrow": arrow_columns,
+}
+"""Formats to the functions that return the names of columns."""

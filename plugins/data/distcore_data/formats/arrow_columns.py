@@ -15,9 +15,11 @@ from distcore_data.formats.columns import (
     RowError,
     dotted,
     inside,
+    known_columns,
     missing,
     position,
     row_error,
+    with_nulls,
 )
 from distcore_data.formats.opening import reason
 from distcore_data.formats.row_limit import most_bytes, over_limit
@@ -33,7 +35,9 @@ class Chosen:
     """The columns that are asked for, of batches with one schema."""
 
     columns: Columns
-    """Their names, as the user has them."""
+    """Their names, as the user has them, of those that are there."""
+    asked: Columns
+    """The same with those that are not there, whose values are null."""
     places: list[int]
     """Place in the schema of each, or of the column that it is inside of."""
     tops: list[str]
@@ -47,13 +51,14 @@ class Chosen:
 
         ``name``: the source.
         """
-        there = schema.names
+        there, asked = schema.names, columns
+        columns = known_columns(asked, there)
         places = [position(name, there, setting, columns) for setting in columns]
         tops = [there[place] for place in places]
         if twice := next((top for top in tops if there.count(top) > 1), None):
             raise DataError(f"{name}: two columns are named {twice!r}; rename one of them")
         names = [column_names(schema, column, top) for column, top in zip(columns.values(), tops, strict=True)]
-        return cls(columns, places, tops, names)
+        return cls(columns, asked, places, tops, names)
 
 
 def records(name: str, start: int, batch: Any, chosen: Chosen) -> Iterator[Record | RowError]:
@@ -73,7 +78,7 @@ def records(name: str, start: int, batch: Any, chosen: Chosen) -> Iterator[Recor
 def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Record]:
     """Return the rows of a batch. Raises RowError, or an exception of pyarrow for all of them."""
     if not chosen.places:
-        return [()] * batch.num_rows
+        return [with_nulls((), chosen.columns, chosen.asked)] * batch.num_rows
     arrays = [batch.column(place) for place in chosen.places]
     if (size := sum(array.nbytes for array in arrays)) > most_bytes():  # of many rows perhaps, which are tried alone
         raise row_error(name, start, over_limit(size))
@@ -81,7 +86,9 @@ def decoded(name: str, start: int, batch: Any, chosen: Chosen) -> Iterable[Recor
     for array, top, setting, name_of in zip(arrays, chosen.tops, chosen.columns, chosen.names, strict=True):
         column = _values(name, array, top, setting, chosen.columns)
         values.append(list(map(name_of, column)) if name_of else column)
-    return zip(*values, strict=True)
+    if len(chosen.columns) == len(chosen.asked):
+        return zip(*values, strict=True)
+    return [with_nulls(row, chosen.columns, chosen.asked) for row in zip(*values, strict=True)]
 
 
 def _values(name: str, column: Any, top: str, setting: str, columns: Columns) -> list[Any]:

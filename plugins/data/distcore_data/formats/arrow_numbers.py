@@ -10,7 +10,7 @@ import numpy as np
 
 from distcore_data.formats.arrow_columns import Chosen
 from distcore_data.formats.class_names import Name
-from distcore_data.formats.columns import NOTHING, Record, inside
+from distcore_data.formats.columns import NOTHING, Record, inside, with_nulls
 from distcore_data.formats.row_limit import most_bytes
 
 MOST, BYTES = 2**14, 2**26
@@ -66,7 +66,10 @@ class NumberedBatches:
             places.append(row)
         # a column after the other, which takes less time than a row after the other
         columns = [[of[column](row) for of, row in zip(values, places)] for column in range(len(self._chosen.places))]  # noqa: B905  # of one length
-        return list(zip(*columns, strict=True))
+        rows_taken = list(zip(*columns, strict=True))
+        if len(self._chosen.columns) == len(self._chosen.asked):
+            return rows_taken
+        return [with_nulls(row, self._chosen.columns, self._chosen.asked) for row in rows_taken]
 
     def _opened(self, number: int) -> Opened:
         """Return a batch, and keep it as the one that was asked for last."""

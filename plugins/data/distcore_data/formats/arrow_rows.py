@@ -124,6 +124,12 @@ class _Listed(NamedTuple):
         return self.batches[number]
 
 
+def arrow_columns(path: Path) -> list[str]:
+    """Return the names of the columns of a file."""
+    need_pyarrow(f"data file {path}")
+    return list(_mapped(path, _all, state_of(path)).schema.names)
+
+
 def read_arrow_files(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record | RowError]:
     """Yield the rows of several Arrow files, which are together the source ``name``."""
     start = 1

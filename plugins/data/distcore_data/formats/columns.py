@@ -9,10 +9,41 @@ from distcore import DataError, nearest
 NOTHING = object()
 """A missing column of a row, as opposed to null."""
 Record = tuple[object, ...]
+OPTIONAL_COLUMN = "?"
+"""Ends the config key of a column that a row, or a whole file, may lack. Then its value is null."""
+EVERY_COLUMN = "*"
+"""In place of a column's name: the whole row of a JSON file."""
 SKIPPED: Record = ()
 """In place of a row that nobody asked for, so that it need not be decoded."""
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
+
+
+def is_optional(setting: str) -> bool:
+    """Return True for the config key of a column that may be missing."""
+    return setting.endswith(OPTIONAL_COLUMN)
+
+
+def required(columns: Columns) -> dict[str, str]:
+    """Return the columns that no row may lack."""
+    return {setting: column for setting, column in columns.items() if not is_optional(setting)}
+
+
+def known_columns(columns: Columns, names: Sequence[str]) -> dict[str, str]:
+    """Return ``columns`` without the optional ones that are not among the ``names`` of a source."""
+    return {
+        setting: column
+        for setting, column in columns.items()
+        if not is_optional(setting) or column in names or column.split(".")[0] in names
+    }
+
+
+def with_nulls(values: Iterable[object], there: Columns, columns: Columns) -> Record:
+    """Return the values of the columns ``there`` as a record of all ``columns``, with null for the others."""
+    if len(there) == len(columns):
+        return tuple(values)
+    own = dict(zip(there, values, strict=True))
+    return tuple(own.get(setting) for setting in columns)
 
 
 class RowError(DataError):
@@ -68,16 +99,19 @@ def describe_value(value: object) -> str:
 
 def record(name: str, number: int, row: object, columns: Columns) -> Record:
     """Take the values of ``columns`` out of row ``number`` of the source ``name``: a list of so many, or an object."""
-    if isinstance(row, list) and len(row) == len(columns):
-        return tuple(row)
+    if isinstance(row, list) and len(row) == len(needed := required(columns)):
+        return with_nulls(row, needed, columns)
     if isinstance(row, dict):
+        if EVERY_COLUMN in columns.values():
+            return (row,)
         for setting, column in columns.items():
-            if column not in row and inside(row, column.split(".")) is NOTHING:
+            if column not in row and inside(row, column.split(".")) is NOTHING and not is_optional(setting):
                 near = nearest(column, dotted(row))
                 lost = f"no column {column!r}{near}, which the rows before it have; fill it in, or remove the row"
                 raise row_error(name, number, lost if number > 1 else missing(setting, dotted(row), columns))
-        return tuple(row[column] if column in row else inside(row, column.split(".")) for column in columns.values())
-    as_object = "{" + ", ".join(f'"{column}": …' for column in columns.values()) + "}"
+        values = (row[column] if column in row else inside(row, column.split(".")) for column in columns.values())
+        return tuple(None if value is NOTHING else value for value in values)
+    as_object = "{" + ", ".join(f'"{column}": …' for column in required(columns).values()) + "}"
     expected = f"{as_list(columns)} or {as_object}"
     holds_rows = isinstance(row, list) and row and isinstance(row[0], list | dict)
     hint = "; a file that is one array has the suffix .json" if holds_rows else ""
@@ -99,7 +133,7 @@ def dotted(row: Mapping[str, object]) -> list[str]:
 
 def as_list(columns: Columns) -> str:
     """Show a row in the form of a list: ``[text, label]``."""
-    return f"[{', '.join(setting.rpartition('.')[2] for setting in columns)}]"
+    return f"[{', '.join(setting.rpartition('.')[2] for setting in required(columns))}]"
 
 
 def missing(setting: str, names: Iterable[str], columns: Columns) -> str:

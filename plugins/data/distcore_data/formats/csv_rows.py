@@ -10,7 +10,16 @@ from typing import Any
 
 from distcore import DataError
 from distcore_data.encodings import not_utf8
-from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
+from distcore_data.formats.columns import (
+    Columns,
+    Record,
+    RowError,
+    known_columns,
+    position,
+    required,
+    row_error,
+    with_nulls,
+)
 from distcore_data.formats.opening import BROKEN, broken, text_lines
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import LINE, TooLong, bounded_lines, most_bytes
@@ -29,7 +38,8 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     if set(columns.values()).isdisjoint(header) and any(" " in name.strip() for name in header):
         names = ",".join(setting.rpartition(".")[2] for setting in columns)
         raise DataError(f"data file {path}: its first line is no header but a row; add the line {names} above it")
-    positions = [position(f"data file {path}", header, setting, columns) for setting in columns]
+    there = known_columns(columns, header)
+    positions = [position(f"data file {path}", header, setting, there) for setting in there]
     if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
         raise DataError(f"data file {path}: two columns are named {twice[0]!r}; rename one of them")
     if not place.is_start:
@@ -41,7 +51,7 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
             yield row_error(f"data file {path}", number, problem)
         else:
-            yield tuple(line[place] for place in positions)
+            yield with_nulls((line[place] for place in positions), there, columns)
 
 
 def csv_delimiter(path: Path, columns: Columns) -> str:
@@ -50,9 +60,15 @@ def csv_delimiter(path: Path, columns: Columns) -> str:
     def fit(delimiter: str) -> tuple[bool, int]:
         lines = csv.reader(text_lines(path, ""), delimiter=delimiter)
         header = next(filter(None, lines), [])
-        return set(columns.values()) <= set(header), len(header)
+        return set(required(columns).values()) <= set(header), len(header)
 
     return max(DELIMITERS, key=fit)
+
+
+def csv_columns(path: Path) -> list[str]:
+    """Return the names in the header of a file."""
+    header = next(_csv_lines(path, csv_delimiter(path, {})), [])
+    return [] if isinstance(header, RowError) else header
 
 
 def record_places(path: Path, stream: Any) -> Iterator[Place]:

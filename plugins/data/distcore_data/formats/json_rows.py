@@ -17,6 +17,7 @@ from distcore_data.formats.columns import (
     as_list,
     describe_value,
     record,
+    required,
     row_error,
     tried,
 )
@@ -32,7 +33,7 @@ def read_json(
     if has_a_row_per_line(path):
         return read_jsonl(path, columns, place, wanted)
     tree = _tree(path)
-    if isinstance(tree, dict) and all(column in tree for column in columns.values()):
+    if isinstance(tree, dict) and all(column in tree for column in required(columns).values()):
         tree = [tree]  # a file of one line
     if not isinstance(tree, list):
         raise DataError(f"data file {path}: expected a list of {as_list(columns)} rows, found {describe_value(tree)}")

@@ -15,7 +15,17 @@ import numpy as np
 from distcore import DataError
 from distcore_data.formats.arrow_columns import UNREADABLE
 from distcore_data.formats.arrow_rows import arrow_records, near_rows, take_arrow
-from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
+from distcore_data.formats.columns import (
+    Columns,
+    Record,
+    RowError,
+    known_columns,
+    position,
+    record,
+    row_error,
+    tried,
+    until_cut,
+)
 from distcore_data.formats.opening import State, broken, need_pyarrow, reason, state_of
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_shards import (
@@ -160,7 +170,8 @@ def _chunk(chunk: Shard, config: Mapping[str, Any], columns: Columns, first: int
     name, kinds = f"data file {chunk.path}", config["data_format"]
     names = _names(chunk, config["data_spec"], len(kinds))
     fields = names or [str(place) for place in range(len(kinds))]
-    wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in columns})
+    there = known_columns(columns, fields)
+    wanted = fields if names is None else sorted({names[position(name, names, key, columns)] for key in there})
     decode = decoders(name, dict(zip(fields, kinds, strict=True)), wanted, DECODERS)
     packed = config.get("compression_level") in LEVELS
     rows = islice(compressed_rows(chunk), first, None) if packed else shard_rows(chunk, first)

@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, RowError, position, record, row_error, tried, until_cut
+from distcore_data.formats.columns import (
+    Columns,
+    Record,
+    RowError,
+    known_columns,
+    position,
+    record,
+    row_error,
+    tried,
+    until_cut,
+)
 from distcore_data.formats.opening import reason
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import most_bytes
@@ -68,7 +78,7 @@ def mds_rows(folder: Path) -> list[int]:
 
 def _read_shard(shard: Shard, entry: dict[str, Any], columns: Columns, first: int) -> Iterator[Record | RowError]:
     name, names = f"data file {shard.path}", entry["column_names"]
-    wanted = {names[position(name, names, setting, columns)] for setting in columns}
+    wanted = {names[position(name, names, setting, columns)] for setting in known_columns(columns, names)}
     encodings = dict(zip(names, entry["column_encodings"], strict=True))
     decode = decoders(name, encodings, sorted(wanted), DECODERS)
     for number, content in enumerate(shard_rows(shard, first), first + 1):
@@ -91,7 +101,7 @@ def take_mds(folder: Path, file: Path, columns: Columns, shard_number: int, rows
     name, sizes = f"data file {shard.path}", entry["column_sizes"]
     if shard.compression:
         return None
-    wanted = {names[position(name, names, setting, columns)] for setting in columns}
+    wanted = {names[position(name, names, setting, columns)] for setting in known_columns(columns, names)}
     decode = decoders(name, dict(zip(names, entry["column_encodings"], strict=True)), sorted(wanted), DECODERS)
     taken = list[Record]()
     try:

@@ -81,6 +81,11 @@ def _tops(name: str, file: Any, columns: Columns) -> list[str]:
     return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns).tops))
 
 
+def parquet_columns(path: Path) -> list[str]:
+    """Return the names of the columns of a file."""
+    return list(_opened(f"data file {path}", path).schema_arrow.names)
+
+
 def group_rows(path: Path) -> list[int]:
     """Return the number of rows of each row group of a Parquet file."""
     file = _opened(f"data file {path}", path)

@@ -19,6 +19,7 @@ from distcore_data.formats.columns import (
     TwiceError,
     inside,
     record,
+    required,
     row_error,
     tried,
 )
@@ -61,7 +62,7 @@ def read_tar(
         if twice := next((extension for extension in members if extension.endswith(TWICE)), None):
             raise row_error(name, number, f"has two members {key}.{twice.removesuffix(TWICE)}")
         row = _columns(name, number, key, members)
-        for column in columns.values():
+        for column in required(columns).values():
             if inside(row, column.split(".")) is NOTHING and column not in row and column in known:
                 raise row_error(name, number, f"{key} has no member or JSON key {column!r}, which the rows before have")
         taken = record(name, number, row, columns)

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distcore import DataError
-from distcore_data.formats.columns import Columns, Record, RowError, position, row_error
+from distcore_data.formats.columns import (
+    Columns,
+    Record,
+    RowError,
+    known_columns,
+    position,
+    required,
+    row_error,
+    with_nulls,
+)
 from distcore_data.formats.opening import text_lines
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import LINE, TooLong, most_bytes, over_limit
@@ -18,7 +27,7 @@ DOCUMENT = ["text", "label", "file"]
 
 def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
     """Yield the lines of a file from ``place`` on; the only column is ``text``."""
-    for setting in columns:
+    for setting in required(columns):
         if "text" not in (setting.rpartition(".")[2], columns[setting]):
             column = setting.rpartition(".")[2]
             alone = f"data file {path}: a .txt file has texts alone, no column {column!r}"
@@ -28,18 +37,21 @@ def read_text(path: Path, columns: Columns, place: Place = START) -> Iterator[Re
         if line.strip():
             number += 1
             too_long = isinstance(line, TooLong)
-            yield row_error(f"data file {path}", number, LINE()) if too_long else (line.rstrip("\r\n"),) * len(columns)
+            values = (line.rstrip("\r\n"),) * len(required(columns))
+            all_values = with_nulls(values, required(columns), columns)
+            yield row_error(f"data file {path}", number, LINE()) if too_long else all_values
 
 
 def read_documents(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
     """Yield the files of the folders in ``path``, sorted by folder and name, from ``place`` on."""
-    chosen = [position(f"data folder {path}", DOCUMENT, setting, columns) for setting in columns]
+    there = known_columns(columns, DOCUMENT)
+    chosen = [position(f"data folder {path}", DOCUMENT, setting, there) for setting in there]
     for file in documents(path)[place.part :]:
         if (size := file.stat().st_size) > most_bytes():
             yield row_error(f"data file {file}", 1, over_limit(size))
             continue
         values = ("".join(text_lines(file, "", bounded=False)), file.parent.name, str(file.relative_to(path)))
-        yield tuple(values[place] for place in chosen)
+        yield with_nulls((values[place] for place in chosen), there, columns)
 
 
 def documents(path: Path) -> list[Path]:

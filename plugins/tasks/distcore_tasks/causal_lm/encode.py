@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError, ModelError
+from distcore_tasks.causal_lm.conversations import ChatTemplate
 from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore_tasks.causal_lm.options import CausalOptions, Form
 from distcore_tasks.causal_lm.rows import TextRows, texts_of
@@ -131,20 +132,6 @@ def check_template(name: str, tokenizer: Any) -> None:
         )
 
 
-def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
-    """Format messages by the chat template. ``prompt``: add the opening of the next answer.
-
-    Raises DataError for messages that the template refuses.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    except TemplateError as error:
-        raise DataError(f"the chat template refuses it: {error}") from None
-    return text
-
-
 def make_tokenizer(options: CausalOptions, train: Callable[[], Iterable[Any]]) -> Any:
     """Return the model's tokenizer, or for a built-in model one that is trained on the values of rows."""
     if not options.from_scratch:
@@ -165,35 +152,21 @@ def check_tokenizer(name: str, form: Form, tokenizer: Any) -> None:
 
 def _conversations(values: Iterable[Any], tokenizer: Any, refuse: Refuse) -> Iterator[Encoded]:
     """Yield each conversation, formatted by the chat template. The assistant's answers are targets."""
-    for place, messages in enumerate(values):
+    template = ChatTemplate(tokenizer)
+    for place, conversation in enumerate(values):
         try:
-            text, answers = _as_text(messages, tokenizer)
+            answers = template.answers(conversation)
         except DataError as error:
             refuse(place, str(error))
             yield np.zeros(2, np.int32), np.array([False, True])  # in the place of a row that is passed over
             continue
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        begins = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+        encoded = tokenizer(answers.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begins, ends = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2).T
         counted = np.zeros(len(begins), bool)
-        for begin, end in answers:
-            counted |= (begins >= begin) & (begins < end)
+        for span in answers.spans:
+            # Of a token that also has the space before an answer, some characters are the answer's.
+            counted |= (ends > span.begin) & (begins < span.end)
         yield np.asarray(encoded["input_ids"], np.int32), counted
-
-
-def _as_text(messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
-    """Return the conversation as text, and the span of each answer in it, end token included. Raises DataError."""
-    whole = apply_template(tokenizer, messages, prompt=False)
-    spans = []
-    for number, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = apply_template(tokenizer, messages[:number], prompt=True) if number else ""
-            until = apply_template(tokenizer, messages[: number + 1], prompt=False)
-            if not (until.startswith(before) and whole.startswith(until)):
-                raise DataError(
-                    f"the chat template renders the text up to message {number + 1} differently when more follows"
-                )
-            spans.append((len(before), len(until.rstrip())))
-    return whole, spans
 
 
 def _write_answers(rows: Iterator[tuple[np.ndarray, np.ndarray, bool]], folder: Path) -> tuple[Arrays, int]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import DataError
+from distcore_tasks.causal_lm.conversations import ChatTemplate
 from distcore_tasks.causal_lm.dataset import Arrays, SequenceDataset, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import documents_of, encode, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of
+from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of, unread_columns
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.causal_lm.streamed import StreamedSequences, apart, open_corpus, streaming_of
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"documents": "documents", "prompts": "conversations", "messages": "conversations"}
 """Names of the values of each form in the facts of a run."""
-CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="sequences", version=3, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
@@ -95,7 +96,8 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         facts[name] = _facts(part, arrays, cut)
         if "train" in parts:  # else nobody knows how often a token is there
             facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
-    return tokenizer, {"facts": facts, **placed, "form": form}
+    said = [*ChatTemplate(tokenizer).warnings({"messages": []})] if form == "messages" else []
+    return tokenizer, {"facts": facts, **placed, "form": form, "chat_template": said}
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[TextRows]]:
@@ -171,7 +173,12 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
         entry.tokenizer,
         facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts}
         | _source(entry, options),
-        warnings=(*data_warnings(options), *_warnings(facts, options)),
+        warnings=(
+            *data_warnings(options),
+            *unread_columns(options, entry.record["form"], EMBEDDED),
+            *entry.record["chat_template"],
+            *_warnings(facts, options),
+        ),
         **entry.fields,
     )
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from distcore import DataError
-from distcore_data import Record, Source, check_source, describe_value, read_records, skipping, source_name
+from distcore_data import (
+    OPTIONAL_COLUMN,
+    Record,
+    Source,
+    check_source,
+    describe_value,
+    read_records,
+    skipping,
+    source_columns,
+    source_name,
+)
+from distcore_tasks.causal_lm import vocabulary
+from distcore_tasks.causal_lm.conversations import OPTIONAL, Conversation
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
-from distcore_tasks.causal_lm.vocabulary import ROLES
 from distcore_tasks.shared import source_rows as shared_rows
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.source_rows import Rows, stream_rows
-from distcore_tasks.shared.sources import text_problem
+from distcore_tasks.shared.sources import source_file, text_problem
 
 COLUMNS: dict[Form, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -23,6 +35,8 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
 }
 """The columns of each form, in the order of detection."""
 
+ROLES = (*vocabulary.ROLES, "developer")
+"""Roles of messages; a chat template may refuse some of them."""
 GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COLUMNS.items()}
 """The column of each form with the input for generation."""
 
@@ -41,7 +55,8 @@ def texts_of(values: Iterable[Any]) -> Iterator[str]:
         if isinstance(value, str):
             yield value
         else:
-            yield from (part if isinstance(part, str) else part["content"] for part in value)
+            parts = value["messages"] if isinstance(value, dict) else value
+            yield from (part if isinstance(part, str) else part.get("content", "") for part in parts)
 
 
 def read_rows(source: Source, options: CausalOptions) -> TextRows:
@@ -56,14 +71,36 @@ def read_rows(source: Source, options: CausalOptions) -> TextRows:
 
 def schema_of(form: Form, columns: Columns) -> Schema[Any]:
     """Return what is read of a row."""
-    return Schema(_column_names(COLUMNS[form], columns), partial(_problem, form), partial(_value, form))
+    names = _column_names(COLUMNS[form], columns)
+    if form == "messages":
+        names |= optional_columns()
+    return Schema(names, partial(_problem, form), partial(_value, form))
+
+
+def optional_columns() -> dict[str, str]:
+    """Return the columns that a row of messages may have besides, in the order of ``OPTIONAL``."""
+    return {f"columns.{name}{OPTIONAL_COLUMN}": name for name in OPTIONAL}
 
 
 def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
     """Return the column with the input for generation, by the option that names it. Raises DataError."""
     check_source(source)
     form = _detect_form(source, options, GIVEN) if options.form == "auto" else options.form
-    return _column_names(GIVEN[form], options.columns)
+    others = optional_columns() if form == "messages" else {}
+    return _column_names(GIVEN[form], options.columns) | others
+
+
+def unread_columns(options: CausalOptions, form: Form, embedded: Collection[str]) -> Iterator[str]:
+    """Yield a line for each source of conversations that has columns which nobody reads, such as weights of rows."""
+    if form != "messages":
+        return
+    read = {*schema_of(form, options.columns).columns.values(), options.filter.column, "id"}
+    for source in dict.fromkeys(options.sources.values()):
+        if source in embedded:
+            continue
+        file = source_file(source, embedded)
+        if unread := [name for name in source_columns(file) if name not in read]:
+            yield f"{source_name(file)}: not read: column{'s' * (len(unread) > 1)} {', '.join(unread)}"
 
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> TextRows:
@@ -72,12 +109,26 @@ def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> 
 
 
 def _value(form: Form, record: Record) -> Any:
-    return record if form == "prompts" else _without_nulls(record[0]) if form == "messages" else record[0]
+    if form == "messages":
+        return conversation_of(record)
+    return record if form == "prompts" else record[0]
+
+
+def conversation_of(record: Record) -> Conversation:
+    """Return messages, and tools and settings of the template if there are any, of a record without problems."""
+    messages, *others = record
+    given = {name: _decoded(value) for name, value in zip(OPTIONAL, others, strict=False) if value}
+    return {"messages": _without_nulls(messages), **given}
 
 
 def _without_nulls(messages: Any) -> list[dict[str, object]]:
     """Drop keys with null values: in Parquet and Arrow every message has the keys of all messages."""
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+def _decoded(value: object) -> Any:
+    """Return what a text of JSON says, as which files with a schema have values of different kinds."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _column_names(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
@@ -119,30 +170,80 @@ def _first_row(source: Source, columns: dict[str, str], most_bad_rows: int) -> R
 
 def _problem(form: Form, record: tuple[object, ...]) -> str | None:
     if form == "messages":
-        return _conversation_problem(record[0])
+        return _conversation_problem(record)
     names = COLUMNS[form]
     return next(filter(None, map(text_problem, record, names)), None)
 
 
-def _conversation_problem(messages: object) -> str | None:
-    if problem := messages_problem(messages):
+def _conversation_problem(record: tuple[object, ...]) -> str | None:
+    """Return the problem of a conversation from which a model learns; ``None`` if it has none."""
+    messages = record[0]
+    if problem := conversation_problem(record):
         return problem
     if isinstance(messages, list) and not any(message["role"] == "assistant" for message in messages):
         return "no message is the assistant's, so there is nothing to learn: add its answer or remove the row"
     return None
 
 
-def messages_problem(messages: object) -> str | None:
+def conversation_problem(record: tuple[object, ...]) -> str | None:
     """Return the problem of a conversation, with or without an answer; ``None`` if it has none."""
+    messages, *others = record
+    if problem := messages_problem(messages):
+        return problem
+    kinds: tuple[type, ...] = (list, dict)
+    for name, kind, value in zip(OPTIONAL, kinds, others, strict=False):
+        if problem := _json_problem(name, kind, value):
+            return problem
+    return None
+
+
+def _json_problem(name: str, kind: type, value: object) -> str | None:
+    """Return the problem of a value that is JSON, or a text of JSON; ``None`` if there is none, or no value."""
+    expected = "a list of objects" if kind is list else "an object"
+    try:
+        decoded = _decoded(value or None)
+    except ValueError as error:
+        return f"{name} is a string but no JSON: {error}"
+    is_right = isinstance(decoded, kind)
+    if isinstance(decoded, list):
+        is_right = is_right and all(isinstance(item, dict) for item in decoded)
+    return None if decoded is None or is_right else f"{name} is {describe_value(decoded)}, expected {expected}"
+
+
+def messages_problem(messages: object) -> str | None:
+    """Return the problem of messages; ``None`` if they have none."""
     if not isinstance(messages, list):
         return f'messages is {describe_value(messages)}, expected a list of {{"role": …, "content": …}}'
     if not messages:
         return "messages is empty: fill it in or remove the row"
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            return f"message {number} is {describe_value(message)}, expected an object with role and content"
-        if message["role"] not in ROLES:
-            return f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
-        if problem := text_problem(message["content"], f"the content of message {number}"):
+        if problem := _message_problem(message, number):
             return problem
     return None
+
+
+def _message_problem(message: object, number: int) -> str | None:
+    """Return the problem of a message; ``number`` counts from 1."""
+    if isinstance(message, dict) and {"from", "value"} <= message.keys():
+        return (
+            f"message {number} has 'from' and 'value', the form of ShareGPT, expected 'role' and 'content': "
+            "rename these, and human to user, gpt to assistant"
+        )
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or "role" not in message or ("content" not in message and not calls):
+        return f"message {number} is {describe_value(message)}, expected an object with role and content"
+    if message["role"] not in ROLES:
+        return f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
+    if calls is not None and not _are_calls(calls):
+        expected = 'a list of {"function": {"name": …, "arguments": …}}'
+        return f"tool_calls of message {number} is {describe_value(calls)}, expected {expected}"
+    if calls and not message.get("content"):
+        return None
+    return text_problem(message["content"], f"the content of message {number}")
+
+
+def _are_calls(calls: object) -> bool:
+    """Return True for a list of calls of tools."""
+    return isinstance(calls, list) and all(
+        isinstance(call, dict) and isinstance(call.get("function", call), dict) for call in calls
+    )

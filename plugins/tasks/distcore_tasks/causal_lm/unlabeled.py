@@ -9,11 +9,12 @@ import numpy as np
 
 from distcore import ConstantColumn, DataError, FileRows
 from distcore_data import row_error
+from distcore_tasks.causal_lm.conversations import ChatTemplate
 from distcore_tasks.causal_lm.dataset import left_padded
-from distcore_tasks.causal_lm.encode import apply_template, check_template, prompt_tokens
+from distcore_tasks.causal_lm.encode import check_template, prompt_tokens
 from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import messages_problem
+from distcore_tasks.causal_lm.rows import conversation_of, conversation_problem
 from distcore_tasks.shared.sources import text_problem
 from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets
 
@@ -49,8 +50,9 @@ def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDat
     name, tokenizer = f"data file {rows.file}", data.loaded_tokenizer
     texts: list[str] = []
     tokens: list[np.ndarray] = []
-    for number, (given,) in enumerate(rows.records, rows.start):
-        text, special = _text(name, number, given, tokenizer)
+    template = ChatTemplate(tokenizer)
+    for number, record in enumerate(rows.records, rows.start):
+        text, special = _text(name, number, record, template)
         [prompt] = prompt_tokens(tokenizer, [text], special=special)
         if problem := _length_problem(len(prompt), options):
             raise row_error(name, number, problem)
@@ -61,21 +63,24 @@ def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDat
     return UnlabeledPrompts(texts=texts, tokens=tokens, pad=data.pad, lengths=lengths, items=items)
 
 
-def _text(name: str, number: int, given: Any, tokenizer: Any) -> tuple[str, bool]:
+def _text(name: str, number: int, record: tuple[Any, ...], template: ChatTemplate) -> tuple[str, bool]:
     """Return the prompt as text, and True if the tokenizer must add its special tokens."""
+    given = record[0]
     if not isinstance(given, list):
         if problem := text_problem(given, "prompt"):
             raise row_error(name, number, problem)
         return str(given), True
-    if problem := messages_problem(given):
+    if problem := conversation_problem(record):
         raise row_error(name, number, problem)
     # In a file with labels the last message is the answer that the model is to write.
-    messages = given[:-1] if given[-1]["role"] == "assistant" else given
+    conversation = conversation_of(record)
+    messages = conversation["messages"]
+    messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
     if not messages:
         raise row_error(name, number, "the only message is the assistant's: give the one that it should answer")
-    check_template(name, tokenizer)
+    check_template(name, template.tokenizer)
     try:
-        return apply_template(tokenizer, messages, prompt=True), False
+        return template.prompt(conversation | {"messages": messages}), False
     except DataError as error:
         raise row_error(name, number, str(error)) from None
 

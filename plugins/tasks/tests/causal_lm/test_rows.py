@@ -13,6 +13,7 @@ from distcore.config import RunConfig
 from distcore.errors import DataError, DistcoreError
 from distcore_tasks.causal_lm.dataset import SequenceDataset
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.causal_lm.vocabulary import CHAT_TEMPLATE
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import load_tokenizer
 
@@ -118,6 +119,15 @@ BAD = [
     (changed(1, "role", "human"), "message 2 has the role 'human', expected one of system, user, assistant, tool"),
     (changed(2, "content", ""), "the content of message 3 is empty"),
     ({"messages": CHAT[0]["messages"][:2]}, "no message is the assistant's"),
+    (
+        {"messages": [{"from": "human", "value": "1?"}, {"from": "gpt", "value": "2"}]},
+        "message 1 has 'from' and 'value', the form of ShareGPT, expected 'role' and 'content': rename these",
+    ),
+    (changed(2, "tool_calls", "clock"), r"tool_calls of message 3 is a string \('clock'\), expected a list of {"),
+    ({**CHAT[0], "tools": "clock"}, "tools is a string but no JSON: "),
+    ({**CHAT[0], "tools": {"name": "clock"}}, "tools is an object with 1 keys, expected a list of objects"),
+    ({**CHAT[0], "tools": [{"name": "clock"}]}, "the chat template has no place for tools: take a model with one"),
+    ({**CHAT[0], "chat_template_kwargs": "[1]"}, "chat_template_kwargs is a list of 1 values, expected an object"),
     (changed(1, "content", "on and on " * 40), r"the answer is cut off entirely: \d+ tokens come before it; .*64"),
 ]
 
@@ -168,13 +178,44 @@ def pretrained(folder: Path, template: str | None) -> str:
     [
         (None, "the model's tokenizer has no chat template"),
         ("{{ raise_exception('roles must alternate') }}", "row 1: the chat template refuses it: roles must alternate"),
-        ("{{ messages|length }}{{ messages[-1]['content'] }}", "row 1: the chat template renders .* 3 differently"),
+        ("{{ messages|length }}{{ messages[-1]['content'] }}", "row 1: the chat template does not write message 1"),
     ],
 )
 def test_a_template_that_does_not_serve_is_named(template: str | None, problem: str, tmp_path: Path) -> None:
     model = pretrained(tmp_path, template)
     with pytest.raises(DistcoreError, match=problem):
         task_of(tmp_path, CHAT, model=model).prepare(RunConfig())
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_that_nobody_reads_are_named_once(suffix: str, tmp_path: Path) -> None:
+    rows = [{**row, "weight": 0.5, "source": "mine", "id": number} for number, row in enumerate(CHAT)]
+    task = task_of(tmp_path, rows)
+    if suffix == "parquet":
+        pandas = pytest.importorskip("pandas")
+        pandas.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+        task = CausalLM(data=str(tmp_path / "rows.parquet"), max_seq_len=64)
+    [line] = [line for line in task.prepare(RunConfig()).warnings if "not read" in line]
+    assert line == f"data file {tmp_path}/rows.{suffix}: not read: columns weight, source"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_and_settings_are_columns_which_some_rows_have(suffix: str, stream: bool, tmp_path: Path) -> None:
+    model = pretrained(tmp_path, "{{ tools | tojson if tools }}{{ mood }}" + CHAT_TEMPLATE)
+    more = {"tools": '[{"name": "a clock"}]', "chat_template_kwargs": '{"mood": "kind"}'}
+    rows = [{**row, **dict.fromkeys(more)} if number % 2 else {**row, **more} for number, row in enumerate(CHAT)]
+    rows = [row if suffix == "parquet" else {key: row[key] for key in row if row[key]} for row in rows]
+    task = task_of(tmp_path, rows, model=model, stream=stream, max_seq_len=128, eval_data=str(tmp_path / "rows.jsonl"))
+    if suffix == "parquet":
+        pandas = pytest.importorskip("pandas")
+        pandas.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+        file = str(tmp_path / "rows.parquet")
+        task = CausalLM(data=file, eval_data=file, max_seq_len=128, model=model, stream=stream)
+    dataset, tokenizer = train_rows(task)
+    assert read(dataset, tokenizer, 0).startswith('[{"name": "a clock"}]kind<|system|>You add.<|end|>')
+    assert read(dataset, tokenizer, 1).startswith("<|system|>You add.<|end|>")
+    assert counted(dataset, tokenizer, 0) == "It is 1.<|end|>Yes.<|end|>"
 
 
 def test_a_text_file_has_documents(tmp_path: Path) -> None:

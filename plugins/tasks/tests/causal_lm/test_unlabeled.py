@@ -40,9 +40,12 @@ def test_the_column_is_what_the_file_has_or_the_form_says(tmp_path: Path) -> Non
     task = CausalLM()
     assert write_and_open(task, tmp_path, {"prompt": "a", "text": "b"}) == [("a",)]
     assert write_and_open(task, tmp_path, {"text": "b"}) == [("b",)]
-    assert write_and_open(task, tmp_path, {"messages": [USER]}) == [([USER],)]
+    assert write_and_open(task, tmp_path, {"messages": [USER]}) == [([USER], None, None)]
+    tools, settings = [{"name": "clock"}], {"enable_thinking": False}
+    row = {"messages": [USER], "tools": tools, "chat_template_kwargs": settings}
+    assert write_and_open(task, tmp_path, row) == [([USER], tools, settings)]
     assert write_and_open(task, tmp_path, ["a"]) == [("a",)]
-    assert write_and_open(task, tmp_path, [[USER]]) == [([USER],)]
+    assert write_and_open(task, tmp_path, [[USER]]) == [([USER], None, None)]
     assert write_and_open(CausalLM(form="documents"), tmp_path, {"prompt": "a", "text": "b"}) == [("b",)]
     with pytest.raises(DataError, match=r"none of the columns messages \(messages\), prompt \(prompts\), text \(doc"):
         write_and_open(task, tmp_path, {"question": "a"})
@@ -68,6 +71,19 @@ def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(prepared: 
     assert rows.texts == [asked, asked, f"{asked}even<|end|>{asked}"]
     [read] = rows.batch(np.asarray([0]))["prompt_ids"]
     assert prepared[1].loaded_tokenizer.decode(read) == asked
+
+
+def test_tools_and_settings_are_written_before_the_answer_that_is_asked_for(prepared: tuple[CausalLM, Any]) -> None:
+    task, data = prepared
+    template = "{{ tools | tojson if tools }}{{ mood }}" + data.loaded_tokenizer.chat_template
+    data.loaded_tokenizer.chat_template = template
+    record = (
+        [USER | {"content": "2?"}],
+        '[{"name": "clock"}]',
+        {"mood": "kind"},
+    )  # JSON, as in Parquet
+    rows: Any = task.unlabeled(FileRows(file="new.jsonl", start=1, records=[record]), data)
+    assert rows.texts == ['[{"name": "clock"}]kind<|user|>2?<|end|><|assistant|>']
 
 
 def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalLM, Any]) -> None:
