@@ -54,6 +54,7 @@ from distcore.plugin.optimizer import ParameterGroup as ParameterGroup
 from distcore.plugin.report import Report as Report
 from distcore.plugin.strategy import defaults as defaults
 from distcore.plugin.strategy import footprint as footprint
+from distcore.plugin.strategy import gradient_norm as gradient_norm
 from distcore.plugin.strategy.capabilities import SPEC_VERSION as SPEC_VERSION
 from distcore.plugin.strategy.capabilities import Capabilities as Capabilities
 from distcore.plugin.strategy.contract import BaseModelRef as BaseModelRef

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,3 +227,47 @@ def test_torch_has_its_functions_back_after_a_run() -> None:
         assert torch.equal(F.dropout(torch.ones(3), training=False), torch.ones(3))
     assert before == (F.dropout, F.scaled_dot_product_attention)
     assert current_masks() is None
+
+
+BY_RANK: Any = SimpleNamespace(config=SimpleNamespace(dropout_masks="rank"))
+
+
+def test_a_run_inside_of_another_one_has_its_own_masks_and_gives_the_others_back(masks: RowMasks) -> None:
+    expected = dropped()
+    with use_row_masks(RUN) as inner:
+        assert current_masks() is inner
+        assert inner is not masks
+    assert current_masks() is masks
+    with use_row_masks(BY_RANK):
+        assert current_masks() is None
+        torch.manual_seed(0)
+        drawn = F.dropout(torch.ones(9))
+        torch.manual_seed(0)
+        assert torch.equal(drawn, torch.dropout(torch.ones(9), 0.5, True))
+    assert current_masks() is masks
+    assert torch.equal(dropped(), expected)
+
+
+def test_runs_that_take_turns_keep_their_masks_whichever_ends_first(masks: RowMasks) -> None:
+    masks.key = 1
+    expected = dropped()
+    inner = use_row_masks(RUN)
+    other = inner.__enter__()
+    assert other is not None
+    other.begin_rows(ROWS, torch.device("cpu"))
+    masks.begin_rows(ROWS, torch.device("cpu"))
+    assert torch.equal(F.dropout(torch.ones_like(expected)), expected)
+    outer = use_row_masks(BY_RANK)
+    outer.__enter__()
+    inner.__exit__(None, None, None)
+    assert current_masks() is None
+    outer.__exit__(None, None, None)
+    assert current_masks() is masks
+
+
+def test_between_steps_no_mask_is_by_row(masks: RowMasks) -> None:
+    dropped()
+    masks.rows = None
+    assert masks.mask(torch.ones(4, 3), (4, 3), 0.5) is None
+    with masks.some_rows(torch.tensor([7])):  # more rows than the last step had, as in an evaluation
+        assert masks.rows is None

@@ -163,6 +163,15 @@ class ReportsNormAfterClipping(DDPStrategy):
         return defaults.step(run, Clip(norm=1e9))
 
 
+@mutant("clipping", "norm-of-a-large-tensor")
+class AddsSquaresInFP32(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        norm = nn.utils.get_total_norm([p.grad for p in run.module.parameters() if p.grad is not None])
+        defaults.step(run, clip)
+        return StepResult(grad_norm=norm)
+
+
 @mutant("clipping", "clip-by-value")
 class IgnoresClippingByValue(DDPStrategy):
     @hookimpl

@@ -269,6 +269,13 @@ class EvaluatesInTrainingMode(Sound):
         return super().outputs(model.train(), batch)
 
 
+@breaks("asks-no-wrapper")
+class AsksTheWrapper(Sound):
+    def outputs(self, model, batch):
+        given = super().outputs(model, batch)
+        return given | {"loss": given["loss"] + model.training}
+
+
 @breaks("metrics-are-there")
 class ForgetsAMetric(Sound):
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from distcore.distributed.agreement import agree_on_metrics, share_buffers
 from distcore.distributed.devices import UNPINNED
 from distcore.engine.loader import MicroBatches, on_device
+from distcore.engine.mode import set_mode
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
 from distcore.errors import AgreementError, TaskError
@@ -139,7 +140,7 @@ def forward_all(
         sampler, steps = lambda *_: micros, range(1)
     together = -(-GATHERED // plan.global_batch)
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
-    run.model.eval()
+    set_mode(run, training=False)
     with Prefetcher(run.world.device) as prefetcher:
         prefetcher.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
         for step in steps:
@@ -149,10 +150,10 @@ def forward_all(
             prefetcher.fetch()
             for micro, batch in taken:
                 with autocast:
-                    outputs, sums = evaluate_batch(on_device(run, batch), len(micro.indices))
+                    outputs, sums = evaluate_batch(on_device(run, batch, training=False), len(micro.indices))
                 counts = sanity or (run.world.is_shard_leader and not micro.is_padding)
                 collector.add(micro.indices, outputs, sums, counts)
             prefetcher.wait()
             if (step + 1) % together == 0 or step + 1 == len(steps):
                 yield collector.joined()
-    run.model.train()
+    set_mode(run, training=True)

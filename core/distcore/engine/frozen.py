@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from distcore.config import RunConfig
+from distcore.engine.mode import set_mode
 from distcore.engine.precision import autocast_for
 from distcore.model.adapters import adapter_of
 from distcore.model.lora_base import named_by_content
@@ -25,17 +26,20 @@ from distcore.plugin.task.task import Batch, Datasets, Task
 def with_frozen(run: Run, hooks: Hooks, task: Task, data: Datasets) -> Run:
     """Return ``run``, whose model is wrapped, with the frozen models of its task; every rank calls."""
     bound, models, named = BoundTask.of(task), dict[str, Callable[..., Any]](), dict[str, BaseModelRef]()
+    of_base: list[str] = []  # models that are the trained one without its adapter
     for name, given in bound.frozen(run.config, data).items():
         if given == INITIAL and run.base is not None:
-            models[name], named[name] = partial(_without_adapter, run), run.base
+            of_base.append(name)
+            named[name] = run.base
         else:
             models[name], named[name] = _prepared(run, hooks, bound, data, given)
     trains, evaluates = (autocast_for(run.config, run.capabilities, run.world, when) for when in (False, True))
 
     @torch.no_grad()
-    def consult(batch: Batch) -> Batch:
-        with trains if run.model.training else evaluates:
-            return bound.consult(models, batch)
+    def consult(batch: Batch, training: bool = True) -> Batch:
+        without_adapter = dict.fromkeys(of_base, partial(_without_adapter, run, training))
+        with trains if training else evaluates:
+            return bound.consult(models | without_adapter, batch)
 
     return replace(run, consult=consult, frozen=named)
 
@@ -64,11 +68,11 @@ def _prepared(
     return model, named
 
 
-def _without_adapter(run: Run, *given: Any, **named: Any) -> Any:
-    was_training = run.model.training
-    run.model.eval()
+def _without_adapter(run: Run, training: bool, *given: Any, **named: Any) -> Any:
+    """Return what the model answers without its adapter; then put it back into the mode that the run is in."""
+    set_mode(run, training=False)
     try:
         with adapter_of(run.config).off(run.module):
             return run.model(*given, **named)
     finally:
-        run.model.train(was_training)
+        set_mode(run, training)

@@ -103,10 +103,10 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch if device.type == "cpu" else each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def on_device(run: Run, batch: Batch) -> Batch:
-    """Return a batch on the rank's device, with the outputs of the task's frozen models."""
+def on_device(run: Run, batch: Batch, training: bool = True) -> Batch:
+    """Return a batch on the rank's device, with the outputs of the task's frozen models for training or evaluation."""
     batch = to_device(batch, run.world.device)
-    return run.consult(batch) if run.consult else batch
+    return run.consult(batch, training) if run.consult else batch
 
 
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -16,6 +16,7 @@ from distcore.distributed.agreement import check_rows, check_weights
 from distcore.distributed.devices import seed
 from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, on_device
+from distcore.engine.mode import set_mode
 from distcore.engine.own_step import WithLoss, update_of
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
@@ -73,11 +74,13 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
     sampler = hooks.build_sampler(run, plan)
     autocast, bound = autocast_for(run.config, run.capabilities, run.world), BoundTask.of(task)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
-    run.model.train()
+    set_mode(run, training=True)
     with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
 
         def finish(result: StepResult) -> Progress:
             nonlocal progress
+            if masks:
+                masks.rows = None
             if progress.step < checked_until:
                 check_weights(run, hooks, progress.step + 1)
             if run.scheduler is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from distcore.distributed.devices import seed
 from distcore.distributed.dtensors import reshard
 from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
+from distcore.plugin.strategy.gradient_norm import total_norm
 from distcore.plugin.strategy.hooks import Hooks, Passes
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.losses import Loss
@@ -75,8 +75,7 @@ class OwnStep:
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norm of all ``tensors`` together, such as gradients, over all ranks."""
-        norm: Any = nn.utils.get_total_norm(list(tensors))
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # type: ignore[no-any-return]
+        return total_norm(tensors)
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Return the optimizer's state of a parameter, empty before the first ``apply``; checkpoints keep it."""
@@ -138,7 +137,7 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
             run.tally.muted = False
             run.log(phase, shares[-1], run.loss_multiplier / run.world.shards)
         known = [norm for norm in norms if norm is not None]
-        norm = torch.stack(known).norm() if len(known) == len(norms) else None
+        norm = total_norm(known) if len(known) == len(norms) else None
         return torch.stack(shares).sum(), StepResult(grad_norm=norm)
 
     return update

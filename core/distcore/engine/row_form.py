@@ -13,6 +13,7 @@ from torch import Tensor
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main
 from distcore.engine.loader import to_device
+from distcore.engine.mode import set_mode
 from distcore.engine.precision import autocast_for
 from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import read
@@ -117,11 +118,11 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 @torch.no_grad()
 def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
-    run.model.eval()
+    set_mode(run, training=False)
     eager = nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
     with eager, autocast_for(run.config, run.capabilities, run.world):  # code for some rows alone would be wasted
         losses = task.row_losses(run.model, batch)
-    run.model.train()
+    set_mode(run, training=True)
     return losses.float()
 
 

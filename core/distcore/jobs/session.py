@@ -16,6 +16,7 @@ from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.fit import is_due
 from distcore.engine.loop import steps_ahead, train_step
+from distcore.engine.mode import set_mode
 from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import begin, set_up
 from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
@@ -111,7 +112,7 @@ class Session:
         passes = hooks.passes_or(partial(train_step, hooks))
         is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
         for micros, with_loss, finish in steps_ahead(run, hooks, task, self._data.train, self._progress):
-            run.model.train()  # the user's code may have evaluated
+            set_mode(run, training=True)  # the user's code may have evaluated
             step = (SessionStep if is_open else OnePass)(run, hooks, task, micros, with_loss)
             step.passes = partial(passes, run, micros)
             step.ended = partial(self._end_step, finish)

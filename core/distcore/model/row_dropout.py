@@ -51,7 +51,8 @@ class RowMasks:
         """Follows from seed and step; set at the beginning of each step."""
         self._pools: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._pools_key = 0
-        self._rows: Tensor | None = None
+        self.rows: Tensor | None = None
+        """Rows of the forward pass that is under way, int64 ``(n,)``; ``None`` between steps: no mask is by row."""
         self._places: Places = {}
         self._parts: Parts = {}
         self._firsts: Tensor | None = None
@@ -71,11 +72,13 @@ class RowMasks:
         ``batch`` may say where their first tokens are. Of the first forward pass of a run one line says which random
         numbers of the model are not by row.
         """
+        global _current
+        _current = self  # another run may have made a step since
         seen = batch.get("attention_mask") if isinstance(batch, dict) else None
         self._firsts = None
         if isinstance(seen, Tensor) and seen.dim() == 2 and not bool(seen[:, 0].all()):  # it has padding at the left
             self._firsts = seen.ne(0).int().argmax(1).to(device)
-        self._rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
+        self.rows, self._places, self._calls = torch.from_numpy(rows).to(device, non_blocking=True), {}, {}
         self._parts = {}
         return self._noticing_draws() if self.is_new else _NO_CONTEXT
 
@@ -103,7 +106,7 @@ class RowMasks:
     @contextmanager
     def one_call(self) -> Iterator[None]:
         """Count the calls inside the ``with`` block as one: each computes other rows."""
-        self._shared = None if self._rows is None else self._next_call(self._rows)
+        self._shared = None if self.rows is None else self._next_call(self.rows)
         try:
             yield
         finally:
@@ -112,12 +115,12 @@ class RowMasks:
     @contextmanager
     def some_rows(self, rows: Tensor) -> Iterator[None]:
         """Compute only some rows of the micro-batch inside the ``with`` block, int64 ``(n,)``, or one several times."""
-        every = self._rows
-        self._rows = None if every is None else every[rows]
+        every = self.rows
+        self.rows = None if every is None else every[rows]
         try:
             yield
         finally:
-            self._rows = every
+            self.rows = every
 
     def mask(self, like: Tensor, shape: Sequence[int], p: float) -> Tensor | None:
         """Return a mask of ``shape`` and of the dtype of ``like``: 0, or the factor that keeps the mean.
@@ -125,10 +128,10 @@ class RowMasks:
         ``None`` if the rows of ``shape`` are not known.
         """
         is_plain = type(like) is Tensor and like.is_floating_point()
-        if self._rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS:
+        if self.rows is None or not is_plain or not 0 < round(p * 2**BITS) < 2**BITS:
             return None
-        number, rows, places, parts = self._shared or self._next_call(self._rows)
-        rows = self._rows if self._shared else rows
+        number, rows, places, parts = self._shared or self._next_call(self.rows)
+        rows = self.rows if self._shared else rows
         split = [parts.get((len(shape), dimension), (0, 1)) for dimension in range(len(shape))]
         spans = [range(part * size, (part + 1) * size) for (part, _), size in zip(split, shape, strict=True)]
         if shape[-1] * split[-1][1] > WIDEST:
@@ -226,23 +229,34 @@ def _salts(places: Tensor) -> Tensor:
 
 
 _current: RowMasks | None = None
-"""The masks of the run that trains in this process."""
+"""The masks of the run that trains in this process, or trained last."""
+_of_runs: list[list[RowMasks | None]] = []
+"""The masks of each run that is under way in this process, the outer runs first; each in a list of its own."""
 
 
 @contextmanager
 def use_row_masks(run: Run) -> Iterator[RowMasks | None]:
-    """Let torch's dropout and attention take their masks by row inside the ``with`` block, if the config says so."""
-    global _current
-    if run.config.dropout_masks != "row":
-        yield None
-        return
-    _current = RowMasks()
-    F.dropout, F.scaled_dot_product_attention = _dropout, _attention
+    """Let torch's dropout and attention take their masks by row inside the ``with`` block, if the config says so.
+
+    A run may begin inside of another one, and end before or after it: each has its own masks, or none.
+    """
+    own = [RowMasks() if run.config.dropout_masks == "row" else None]
+    _of_runs.append(own)
+    _take_masks_of(own[0])
     try:
-        yield _current
+        yield own[0]
     finally:
-        F.dropout, F.scaled_dot_product_attention = _torch_dropout, _torch_attention
-        _current = None
+        _of_runs[:] = [other for other in _of_runs if other is not own]
+        _take_masks_of(_of_runs[-1][0] if _of_runs else None)
+
+
+def _take_masks_of(masks: RowMasks | None) -> None:
+    """Make ``masks`` the current ones; torch's functions are replaced while any run has some."""
+    global _current
+    _current = masks
+    is_replaced = any(own[0] is not None for own in _of_runs)
+    F.dropout = _dropout if is_replaced else _torch_dropout
+    F.scaled_dot_product_attention = _attention if is_replaced else _torch_attention
 
 
 def current_masks() -> RowMasks | None:

@@ -32,6 +32,23 @@ class Launcher(nn.Module):
         return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
 
 
+class AlwaysTraining(nn.Module):
+    """A wrapper that says that it trains, whatever it is told, as DeepSpeed's engine does; its model does as told."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute like the model."""
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> AlwaysTraining:
+        """Tell the model alone."""
+        self.module.train(mode)
+        return self
+
+
 def gradient(model: nn.Module) -> Tensor:
     """Return the gradients of all parameters that have one, in one row."""
     parts = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None]

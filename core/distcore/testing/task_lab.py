@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from distcore.config import RunConfig, load_config
 from distcore.engine.frozen import with_frozen
+from distcore.engine.mode import set_mode
 from distcore.model.lora_base import base_of
 from distcore.plugin.batching.columns import read
 from distcore.plugin.strategy.contract import BaseModelRef, Run, World
@@ -75,10 +76,14 @@ class TaskLab:
         return replace(self.data, evaluation=first, test=first)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
-        """Evaluate a batch of ``rows`` rows, in evaluation mode; return the results."""
-        model.eval()
-        outputs, sums = self.task.evaluation(self._run(model))(self._consult(batch), rows)
+    def evaluate(self, model: nn.Module, batch: Batch, rows: int, module: nn.Module | None = None) -> Collected:
+        """Evaluate a batch of ``rows`` rows, in evaluation mode; return the results.
+
+        ``module`` is the model itself if ``model`` is a wrapper.
+        """
+        run = replace(self._run(model), module=module or model)
+        set_mode(run, training=False)
+        outputs, sums = self.task.evaluation(run)(self._consult(batch), rows)
         collector = Collector()
         collector.add(np.arange(rows), outputs, sums, counts=True)
         return collector.joined()

@@ -19,7 +19,7 @@ from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip, needs
 from distcore.testing.register import task_law
-from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, same
+from distcore.testing.task_comparison import AlwaysTraining, Launcher, count_differing, gradient, largest, same
 from distcore.testing.task_lab import TaskLab, change_random_state, on_another_rank
 
 MOST_ROWS = 100_000
@@ -204,6 +204,19 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
     note = f"changed: {', '.join(changed[:3]) or 'none'}; differ between two calls: {', '.join(differing) or 'none'}"
     return Measured(error=len(changed) + len(differing), bound=EXACT, note=note)
+
+
+@task_law("evaluation")
+def asks_no_wrapper(lab: TaskLab) -> Measured:
+    """An evaluation gives the same if the wrapper of the model says that it trains: wrappers say what they like."""
+    torch.manual_seed(lab.config.seed)
+    model, rows = lab.task.build_model(lab.config, lab.data), lab.rows(lab.data.evaluation)
+    batch = lab.data.evaluation.batch(rows)
+    first = lab.evaluate(model, batch, len(rows))
+    second = lab.evaluate(AlwaysTraining(model), batch, len(rows), model)
+    differing = [name for name in first.outputs if not same(first.outputs[name], second.outputs[name])]
+    differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
+    return _none_of(differing, "outputs that differ: is `training` of a model read")
 
 
 @task_law("evaluation")

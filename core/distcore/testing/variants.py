@@ -20,6 +20,8 @@ from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Dataset, Datasets
 from distcore.testing.problem import CLASSES, WIDTH, Classifier, Problem, RandomRows, widened
 
+BULK = (30522, 768)
+"""Shape of a large weight: the embedding of a BERT of base size, 23 million elements."""
 TERM = "size"
 """Name of the additional term."""
 COUNTS = {
@@ -65,6 +67,54 @@ class TwoTerms(Problem):
         total: Tensor = loss / int(dataset.items[rows].sum())
         other: Tensor = terms[TERM] / int(counts_of(dataset)[TERM][rows].sum())
         return total + other
+
+
+class BulkClassifier(Classifier):
+    """The model with a large weight, the only one that gets a gradient other than zero."""
+
+    def __init__(self, blocks: int) -> None:
+        """Start the large weight at zero."""
+        super().__init__(blocks=blocks)
+        self.bulk = nn.Parameter(torch.zeros(BULK))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits that depend on the large weight alone, equal for all rows and classes."""
+        product = (self.bulk @ bulk_noise(self.bulk.device)).sum()
+        return super().forward(tokens) * 0.0 + product
+
+
+def bulk_noise(device: torch.device) -> Tensor:
+    """Return each row of the gradient of the large weight: values without a pattern, from -1 to 1."""
+    return torch.arange(1.0, BULK[1] + 1, device=device).mul(12.9898).sin()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bulky(Problem):
+    """Has a gradient of 23 million elements, whose norm is known."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return one global batch, whose number of items is a power of two, so that no division rounds the gradient."""
+        data = super().prepare(config)
+        rows = len(data.train)
+        missing = (1 << (rows - 1).bit_length()) - rows
+        train = RandomRows(rows)
+        train.items[:missing] += 1
+        return dataclasses.replace(data, train=train)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with the large weight."""
+        return BulkClassifier(self.blocks)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return a logit of each row times its items, summed."""
+        logits: Tensor = model(batch["tokens"])
+        return (logits[:, 0] * batch["items"]).sum()
+
+    @staticmethod
+    def norm() -> float:
+        """Return the norm of the gradient of the mean loss, computed in fp64."""
+        squares = bulk_noise(torch.device("cpu")).double().square()
+        return float((squares.sum() * BULK[0]).sqrt())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distcore import Clip
+from distcore import Clip, gradient_norm
 
 
 @torch.no_grad()
@@ -24,12 +24,10 @@ def clip_gradients(
     norm = None
     if clip.norm is not None:
         mine = [gradient for name, gradient in gradients.items() if name in counted]
-        norms = [*torch._foreach_norm(mine)] if mine else []
-        square = torch.stack(norms).float().square().sum() if norms else torch.zeros((), device=device)
+        square = gradient_norm.squared_norm(mine).to(device)
         dist.all_reduce(square)
-        norm = square.sqrt()
-        if local:
-            torch._foreach_mul_(local, (clip.norm / (norm + 1e-6)).clamp(max=1.0))
+        norm = square.sqrt().float()
+        gradient_norm.scale(local, (clip.norm / (norm + 1e-6)).clamp(max=1.0))
     if clip.value is not None and local:
         torch._foreach_clamp_min_(local, -clip.value)
         torch._foreach_clamp_max_(local, clip.value)

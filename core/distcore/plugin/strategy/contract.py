@@ -304,8 +304,11 @@ class Run:
     """The base model of the run's adapter; ``None`` if the run trains no adapter."""
     frozen: Mapping[str, BaseModelRef] = field(default_factory=dict)
     """The task's frozen models by name, as checkpoints name them."""
-    consult: Callable[[Batch], Batch] | None = None
-    """Adds the answers of the frozen models to a batch on the device; ``None`` if there are none."""
+    consult: Callable[..., Batch] | None = None
+    """``consult(batch, training=True)`` adds the answers of the frozen models to a batch on the device.
+
+    ``training`` is the mode that the run is in, and stays in. ``None`` if there are no frozen models.
+    """
     tally: Tally = field(default_factory=Tally)
     """Logged values and wishes of this rank until the next log line."""
 

@@ -27,12 +27,15 @@ from distcore.plugin.strategy.contract import (
     StepResult,
     World,
 )
+from distcore.plugin.strategy.gradient_norm import scale, squared_norm
 from distcore.plugin.strategy.hookspecs import hookimpl
 from distcore.plugin.strategy.state import SavedState, State
 
 Reader = Callable[[Tensor, str, SavedState], Tensor]
 """``reader(parameter, name, state)`` returns the optimizer's state ``name`` for ``parameter``."""
 _NOTHING = nullcontext()
+_OTHER = torch.device("meta")
+"""Stands for the device of a gradient that is no plain tensor."""
 
 
 @hookimpl
@@ -93,11 +96,24 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
     """
     if clip.norm is None and clip.value is None:
         return None
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters: list[Tensor] = []
+    gradients: list[Tensor] = []
+    devices: set[torch.device] = set()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
+                devices.add(parameter.grad.device if type(parameter.grad) is Tensor else _OTHER)
     norm = None
     if clip.norm is not None:
-        norm = nn.utils.clip_grad_norm_(parameters, clip.norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        norm = squared_norm(gradients).sqrt().float()
+        # torch adds the small term, too: it keeps the factor finite where all gradients are 0.
+        factor = (clip.norm / (norm + 1e-6)).clamp(max=1.0)
+        if devices == {norm.device}:
+            torch._foreach_mul_(gradients, factor)
+        else:
+            scale(gradients, factor)
     if clip.value is not None:
         nn.utils.clip_grad_value_(parameters, clip.value)
     return norm

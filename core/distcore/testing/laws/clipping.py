@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from distcore.testing.findings import FP32, Measured, needs
+from distcore.plugin.strategy.contract import Progress
+from distcore.testing.findings import FP32, Measured, Skip, needs
 from distcore.testing.lab import Lab
-from distcore.testing.laws.gradient import compare
+from distcore.testing.laws.gradient import compare, needs_calls
 from distcore.testing.problem import Problem
 from distcore.testing.reference import solve
 from distcore.testing.register import law
+from distcore.testing.variants import Bulky
+
+NORM = 1e-7
+"""Relative error of a norm that was added in fp64 and rounded once, with room for a library that rounds twice."""
 
 
 @law("clipping")
@@ -32,6 +37,18 @@ def clip_by_both(lab: Lab) -> Measured:
 def clip_after_accumulation(lab: Lab) -> Measured:
     """With several micro-batches per step, clip once, after the gradients of all of them were added."""
     return compare(lab, Problem(rows=4 * lab.global_batch + 1), clip={"norm": 0.05}, micro_batch_size=1)
+
+
+@law("clipping")
+def norm_of_a_large_tensor(lab: Lab) -> Measured:
+    """The reported norm of a gradient of 23 million elements is right to the last digit of fp32."""
+    needs_calls(lab)
+    problem = Bulky(rows=lab.global_batch)
+    _, result, _ = next(lab.job(problem).steps(Progress()))
+    if result.grad_norm is None:
+        raise Skip("the strategy does not report the norm")
+    norm, true = float(result.grad_norm), problem.norm()
+    return Measured(error=abs(norm - true) / true, bound=NORM, note=f"norm {norm:.9g}, true {true:.9g}")
 
 
 @law("clipping")

@@ -80,13 +80,13 @@ class PairTask(PairOptions):
         return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
-def several_answers(model: object, batch: dict[str, Tensor]) -> AbstractContextManager[None]:
-    """Return a context in which ``model`` computes all answers of each row, with the row's dropout masks."""
+def several_answers(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """Return a context in which a model computes all answers of each row, with the row's dropout masks."""
     import torch
 
     from distcore import current_masks
 
-    masks = current_masks() if getattr(model, "training", False) else None
+    masks = current_masks()
     if masks is None:
         return nullcontext()
     rows = len(batch["rows"])

@@ -114,7 +114,7 @@ def _log_likelihoods(model: Callable[..., Any], batch: dict[str, Tensor]) -> Ten
     from torch.nn.functional import cross_entropy
 
     tokens, answer = batch["input_ids"], batch["answer"]
-    with several_answers(model, batch):
+    with several_answers(batch):
         logits = model(input_ids=tokens, attention_mask=batch["attention_mask"], use_cache=False).logits[:, :-1]
     losses = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     likelihoods: Tensor = -(losses.view_as(tokens[:, 1:]) * answer[:, 1:]).sum(1)

@@ -51,7 +51,7 @@ class RewardModel(RewardOptions, PairTask):
 
 def _rewards(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the rewards of the chosen and of the rejected answers, fp32 ``(n,)`` each."""
-    with several_answers(model, batch):
+    with several_answers(batch):
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
     chosen, rejected = logits[:, 0].float().chunk(2)
     return chosen, rejected

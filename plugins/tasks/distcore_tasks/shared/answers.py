@@ -83,7 +83,6 @@ class AnsweredRows:
         shard, shards = (world.shard, world.shards) if group else (0, 1)
         numbers = np.arange(shard, shard + len(self), shards).clip(max=len(self) - 1)  # equally many on each rank
         said: dict[str, list[Tensor]] = {"row": list(torch.from_numpy(numbers)[:, None].to(world.device))}
-        run.model.train()
         for number in numbers:
             row = {name: value.to(world.device) for name, value in self.rows.batch(number[None]).items()}
             for name, answer in run.consult(row).items():

@@ -116,7 +116,7 @@ def _count(
     }
 
     @torch.no_grad()
-    def consult(batch: Batch) -> Batch:
+    def consult(batch: Batch, training: bool = True) -> Batch:
         with autocast:
             return bound.consult(beside, batch)
 

@@ -218,7 +218,7 @@ def _with_frozen(job: TracedJob, hooks: Hooks, storages: Storages, run: Run) -> 
     autocast = autocast_for(job.config, hooks.capabilities, run.world)
 
     @torch.no_grad()
-    def consult(batch: Batch) -> Batch:
+    def consult(batch: Batch, training: bool = True) -> Batch:
         with autocast:
             return BoundTask.of(job.task).consult(models, batch)
 
