@@ -8,7 +8,7 @@ from distcore.plugin.strategy.contract import Run
 def set_mode(run: Run, training: bool) -> None:
     """Put the model of ``run`` into the mode of training or of evaluation.
 
-    A wrapper's ``training`` says nothing: DeepSpeed's engine leaves it at True for ever. A wrapper may also keep the
+    A wrapper's ``training`` says nothing: some engines leave it at True for ever. A wrapper may also keep the
     call to itself, so the model inside is called as well.
     """
     run.model.train(training)

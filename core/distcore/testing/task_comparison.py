@@ -33,7 +33,7 @@ class Launcher(nn.Module):
 
 
 class AlwaysTraining(nn.Module):
-    """A wrapper that says that it trains, whatever it is told, as DeepSpeed's engine does; its model does as told."""
+    """A wrapper that says that it trains, whatever it is told, as some engines do; its model does as told."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
