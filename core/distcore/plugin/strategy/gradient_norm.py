@@ -102,9 +102,9 @@ def _squares_of_others(tensors: list[Tensor]) -> list[Tensor]:
         else:
             on_device.setdefault(values.device, []).append(values)
     squares = [squared_norm(plain)] if plain else []
-    for device, values_there in on_device.items():
-        wide = torch.float64 if device.type != "mps" else torch.float32  # Metal has no fp64
-        squares.append(torch.stack(torch._foreach_norm(values_there, 2, dtype=wide)).square().sum())
+    for values_there in on_device.values():
+        norms = torch._foreach_norm(values_there, 2, dtype=torch.float64)
+        squares.append(torch.stack(norms).square().sum())
     for (mesh, dimensions), locals_ in sharded.items():
         square = squared_norm(locals_)
         for dimension in dimensions:
