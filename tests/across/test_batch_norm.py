@@ -139,9 +139,48 @@ def test_a_step_of_one_row_is_refused(strategy: str, ranks: int, tmp_path: Path)
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks", "distcore-ddp")
-def test_recomputation_counts_no_row_twice(tmp_path: Path) -> None:
-    ended = run(tmp_path / "run", Blobs(recomputes=True), strategy="ddp", nproc=2)
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])
+def test_recomputation_counts_no_row_twice(strategy: str, ranks: int, tmp_path: Path) -> None:
+    ended = run(tmp_path / "run", Blobs(recomputes=True), strategy=strategy, nproc=ranks)
     assert apart(ended, plain())[0] <= 1e-6
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_without_the_extension_a_recomputed_micro_batch_counts_once(tmp_path: Path) -> None:
+    off = {"progress": False, "batch_norm": False}
+    once, again = (
+        run(
+            tmp_path / str(recomputes),
+            Blobs(recomputes=recomputes),
+            extensions=off,
+            global_batch_size=5,
+            micro_batch_size=5,
+        )
+        for recomputes in (False, True)
+    )
+    assert apart(again, once)[0] == 0
+
+
+class FrozenBody(Blobs):
+    """A task that freezes convolutions and normalization."""
+
+    def model(self) -> nn.Module:
+        net = Net()
+        net.other = nn.BatchNorm2d(4)  # one without weights is of the whole net, of which the head is trained
+        net.requires_grad_(False)
+        net.get_submodule("head").requires_grad_(True)
+        return net
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_frozen_statistics_stay_are_said_and_join_no_micro_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "distcore"):
+        ended = run(tmp_path / "run", FrozenBody(), log_level="info")
+    assert not int(ended["model/norm.num_batches_tracked"])
+    line = "note:   all normalizations with running statistics are frozen: these stay, and normalize the rows"
+    assert [message for message in caplog.messages if "normalization" in message or "batch_norm" in message] == [line]
 
 
 @pytest.mark.ranks

@@ -401,6 +401,18 @@ class FindsUnused(DDPStrategy):
     find_unused: bool = True
 
 
+@mutant("gradient", "recomputed-statistics", "num_batches_tracked")
+class LosesHooksOfLayers(FindsUnused):
+    """Builds layers anew, without the hooks that hold statistics in a recomputation."""
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        for layer in model.modules():
+            layer._forward_pre_hooks.clear()
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+
 @mutant("gradient", "phases")
 class StepsTheIdlePart(FindsUnused):
     @hookimpl

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from distcore.config import GIVEN
 from distcore.model.dropout import has_dropout
 from distcore.model.optim import warmup_steps
+from distcore.model.running_statistics import FrozenStatistics, tracking_layers
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.task import Datasets
 
@@ -45,10 +46,17 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     yield f"model:  {named}, {size['parameters']:,} parameter{'s' * (size['parameters'] != 1)}{trained}"
     ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)} ({config.strategy}) on {run.world.device.type}"
     yield f"ranks:  {ranks}, in {config.precision}"
+    layers = [layer for _, layer in tracking_layers(run.module)]
+    frozen = [layer for layer in layers if isinstance(layer, FrozenStatistics)]
     torchs = [part for part in run.module.modules() if isinstance(part, _BatchNorm) and not hasattr(part, "is_global")]
     is_cut = run.world.shards * run.accumulation > 1
-    if is_cut and torchs:
+    if is_cut and set(torchs) - set(frozen):
         yield "note:   batch normalization mixes the rows of a micro-batch: results depend on ranks and micro-batches"
+    if frozen:
+        where = "all" if len(frozen) == len(layers) else f"{len(frozen)} of {len(layers)}"
+        yield f"note:   {where} normalizations with running statistics are frozen: these stay, and normalize the rows"
+    if run.base and layers:
+        yield f"note:   running statistics of the frozen base go on with the rows, in {len(layers)} layers"
     if is_cut and config.dropout_masks == "rank" and has_dropout(run.module):
         yield "note:   dropout masks follow from the rank, not from the row: results depend on ranks and micro-batches"
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"

@@ -21,6 +21,7 @@ from distcore.model.dropout import draw_cheaply
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
 from distcore.model.pretrained_slices import replay_files
+from distcore.model.running_statistics import count_each_batch_once
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.contract import BaseModelRef, BuiltModel, Compilations, ModelSource, WeightStream
 from distcore.plugin.task.bound import BoundTask
@@ -40,7 +41,7 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
 def set_up_module(
     config: RunConfig, task: Task, module: nn.Module, training: bool
 ) -> tuple[BaseModelRef | None, Compilations | None]:
-    """Apply gradient checkpointing, freezing and compilation to a built model, before a strategy wraps it.
+    """Apply checkpointing, freezing, running statistics and compilation to a built model, before a strategy wraps it.
 
     Returns the base of its adapter, if any, and the counts of compilations. Raises ConfigError if the model lacks
     gradient checkpointing, ModelError if none of it can be trained.
@@ -54,6 +55,8 @@ def set_up_module(
     freeze(config, module)
     if training and not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModelError(f"model {type(module).__name__}: none of its parameters requires a gradient; nothing to train")
+    if training:
+        count_each_batch_once(module)
     if config.dropout_masks == "rank":
         draw_cheaply(config, module)
     if base and training:

@@ -18,6 +18,7 @@ from distcore.errors import ConfigError, TaskError, nearest
 from distcore.model.optimizers.adam import AdamW
 from distcore.model.optimizers.own import as_plugin
 from distcore.model.parameter_groups import NO_PHASES, parameter_groups
+from distcore.model.running_statistics import keep_frozen_statistics
 from distcore.model.schedules import POLYNOMIAL_END, SCHEDULES, lambda_scheduler
 from distcore.plugin.optimizer import BuildsOptimizer
 from distcore.plugin.options import build, options_of, values_of
@@ -101,19 +102,25 @@ def check_freeze(config: RunConfig) -> None:
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Freeze the parameters with ``freeze`` in their names; raises ConfigError if it matches none, or all.
+    """Freeze the parameters with ``freeze`` in their names, and running statistics where nothing is trained.
 
-    With LoRA only the adapter's parameters count: the others are frozen already.
+    With LoRA only the adapter's parameters count: the others are frozen already, and statistics go on, since what it
+    trains follows them. Raises ConfigError if the pattern matches no parameter, or all.
     """
-    if config.freeze is None:
-        return
+    if config.freeze is not None:
+        _freeze_parameters(config, config.freeze, module)
+    if config.lora.rank is None:
+        keep_frozen_statistics(module)
+
+
+def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> None:
     adapter = "" if config.lora.rank is None else " that LoRA trains"
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
-    frozen = {name for name in names if re.search(config.freeze, name)}
+    frozen = {name for name in names if re.search(pattern, name)}
     if len(frozen) in (0, len(names)):
         extent = f"matches {'every' if frozen else 'no'} parameter's name{adapter}"
         some = ", ".join(names[:: max(1, len(names) // 5)][:5])
-        raise ConfigError(f"freeze = {config.freeze!r}: {extent}; names are such as {some}")
+        raise ConfigError(f"freeze = {pattern!r}: {extent}; names are such as {some}")
     for name, parameter in module.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from distcore.config import RunConfig
 from distcore.plugin.task.datasets import counts_of
@@ -18,7 +19,7 @@ from distcore.plugin.task.frozen import INITIAL, Initial
 from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Dataset, Datasets
-from distcore.testing.problem import CLASSES, WIDTH, Classifier, Problem, RandomRows, widened
+from distcore.testing.problem import CLASSES, WIDTH, Block, Classifier, Problem, RandomRows, widened
 
 BULK = (30522, 768)
 """Shape of a large weight: the embedding of a BERT of base size, 23 million elements."""
@@ -247,6 +248,36 @@ class LongRows(Problem):
         """Return the model with two trained layers in place of the frozen one."""
         model: Any = super().build_model(config, data)
         model.frozen = nn.Sequential(nn.Linear(WIDTH, 6 * WIDTH), nn.GELU(), nn.Linear(6 * WIDTH, WIDTH))
+        return model  # type: ignore[no-any-return]
+
+
+class NormalizedBlock(Block):
+    """A block with batch normalization, which counts the batches that it has seen."""
+
+    def __init__(self, dropout: float, recomputed: bool) -> None:
+        """Have the forward pass compute the block; if ``recomputed``, once more in the backward pass."""
+        super().__init__(dropout)
+        self.norm = nn.BatchNorm1d(WIDTH)  # type: ignore[assignment]
+        self.recomputed = recomputed
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return new hidden vectors."""
+        if self.recomputed and self.training:
+            return checkpoint(super().forward, hidden, use_reentrant=False)  # type: ignore[no-any-return]
+        return super().forward(hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalized(Problem):
+    """Its blocks have batch normalization, over the rows of a micro-batch."""
+
+    recomputed: bool = False
+    """True if blocks are computed again in the backward pass."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with such blocks."""
+        model: Any = super().build_model(config, data)
+        model.blocks = nn.ModuleList(NormalizedBlock(self.dropout, self.recomputed) for _ in range(self.blocks))
         return model  # type: ignore[no-any-return]
 
 

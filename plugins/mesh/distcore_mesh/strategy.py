@@ -54,6 +54,11 @@ from distcore_mesh.tp_plans import plan_for
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
+OF_STAGES = {
+    "tied-parameters": "two stages of a pipeline cannot share a weight",
+    "recomputed-statistics": "running statistics of a block of one stage are unknown to the others",
+}
+"""Cases that cannot hold with a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class MeshStrategy(MeshOptions):
                 "cp supports decoders of a few model types; with cp or pp a model cannot generate text",
                 "pp supports models with one stack of blocks and without tied weights",
             ),
-            exempt={"tied-parameters": "two stages of a pipeline cannot share a weight"} if self.pp > 1 else {},
+            exempt=OF_STAGES if self.pp > 1 else {},
         )
 
     def plan_memory(

@@ -88,14 +88,15 @@ class BatchNorm:
     def wrap_model(
         self, run: Run, make_optimizer: OptimizerFactory | None
     ) -> Generator[None, PreparedModel, PreparedModel]:
-        """Replace the class of each layer with running statistics that computes as torch's does.
+        """Replace the class of each layer with running statistics that computes as torch's does, and is not frozen.
 
         Raises ConfigError for such a layer where the strategy cannot join ranks and rows are computed apart.
         """
         prepared = yield
         for layer in run.module.modules() if make_optimizer else ():
             is_torchs = isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward
-            if not (is_torchs and layer.track_running_stats):
+            is_frozen = hasattr(layer, "keeps_statistics")
+            if is_frozen or not (is_torchs and layer.track_running_stats):
                 continue
             if _can_join(run):
                 layer.__class__ = type(f"Global{type(layer).__name__}", (GlobalBatchNorm, type(layer)), {})

@@ -15,7 +15,7 @@ from distcore.testing.lab import BY_TOKENS, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Series, apart, build_untrained, solve
 from distcore.testing.register import law
-from distcore.testing.variants import Climbing, Phased, Referenced, TwoTerms, WholeBatch
+from distcore.testing.variants import Climbing, Normalized, Phased, Referenced, TwoTerms, WholeBatch
 
 STEPS = 10
 """Optimizer steps of a run."""
@@ -130,6 +130,17 @@ def own_steps(lab: Lab) -> Measured:
     why = "the strategy does not declare own_steps: it refuses tasks that make their own steps (train_step)"
     needs(lab.hooks.capabilities.own_steps, why)
     return _cut(lab, Climbing(rows=4 * lab.global_batch + 2))
+
+
+@law("gradient")
+def recomputed_statistics(lab: Lab) -> Measured:
+    """A model with batch normalization that is recomputed in the backward pass counts each batch once."""
+    rows = lab.global_batch // lab.world.size
+    needs(rows > 1, "a rank has one row of a step, and a variance needs two")
+    recomputed, plain = (
+        lab.job(Normalized(recomputed=again), micro_batch_size=rows).train(3) for again in (True, False)
+    )
+    return distance(recomputed, plain)
 
 
 @law("gradient")

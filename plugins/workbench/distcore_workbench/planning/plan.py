@@ -215,9 +215,9 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
 
 def _at_once(config: RunConfig, shards: int, model: _Model) -> RunConfig:
     """Return the config with one micro-batch per rank and step where the extension ``batch_norm`` makes it so."""
-    if not (
-        config.extensions.get("batch_norm") and any(isinstance(it, _BatchNorm) for it in model.meta_model.modules())
-    ):
+    layers = [layer for layer in model.meta_model.modules() if isinstance(layer, _BatchNorm)]
+    mixes_rows = any(not hasattr(layer, "keeps_statistics") for layer in layers)
+    if not (config.extensions.get("batch_norm") and mixes_rows):
         return config
     return with_changes(config, {"micro_batch_size": config.global_batch_size // shards, "micro_batch_tokens": None})
 

@@ -1,0 +1,80 @@
+"""Running statistics of normalization: a batch counts once, also where it is recomputed; those of frozen layers stay.
+
+Both are properties of the layers themselves, so they hold under every strategy, and in loops that users write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+_HELD = "_distcore_held"
+"""Attribute of a layer with its buffers, while a recomputation has copies in their place."""
+
+
+def tracking_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and layer of each batch or instance normalization with running statistics."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, _NormBase) and layer.track_running_stats:
+            yield path, layer
+
+
+def count_each_batch_once(module: nn.Module) -> None:
+    """Have recomputation, within the backward pass, leave the running statistics as the forward pass has set them.
+
+    Normalization in training does not read them, so that the recomputed values stay the same.
+    """
+    for _, layer in tracking_layers(module):
+        layer.register_forward_pre_hook(_hold_while_recomputing)
+        # Also after an exception: torch ends a recomputation by one, as soon as it has what it needs.
+        layer.register_forward_hook(_release, always_call=True)
+
+
+def _hold_while_recomputing(layer: nn.Module, _inputs: Any) -> None:
+    if torch.compiler.is_compiling():  # a compiled graph writes buffers once
+        return
+    is_recomputing = torch._C._current_graph_task_id() != -1
+    if is_recomputing and layer.training:
+        vars(layer)[_HELD] = dict(layer._buffers)
+        # Copies, not nothing: a recomputation must hand to autograd as many tensors as the forward pass did.
+        layer._buffers.update({name: buffer.clone() for name, buffer in layer._buffers.items() if buffer is not None})
+
+
+def _release(layer: nn.Module, _inputs: Any, _output: Any) -> None:
+    if (buffers := vars(layer).pop(_HELD, None)) is not None:
+        layer._buffers.update(buffers)
+
+
+class FrozenStatistics(nn.Module):
+    """A layer that stays in evaluation mode: it normalizes by its running statistics, and leaves them as they are."""
+
+    keeps_statistics = True
+    """Tells others that rows are normalized apart from each other."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Set evaluation mode, whatever ``mode`` the rest of the model gets."""
+        return super().train(False)
+
+
+def keep_frozen_statistics(module: nn.Module) -> None:
+    """Keep the running statistics of layers in frozen parts, as the weights there are kept.
+
+    A layer without parameters belongs to the smallest part of the model around it that has some.
+    """
+    for path, layer in list(tracking_layers(module)):
+        if _is_frozen(module, path):
+            layer.__class__ = type(f"Frozen{type(layer).__name__}", (FrozenStatistics, type(layer)), {})
+            layer.eval()
+
+
+def _is_frozen(module: nn.Module, path: str) -> bool:
+    while True:
+        part = module.get_submodule(path)
+        needs_gradient = [parameter.requires_grad for parameter in part.parameters()]
+        if needs_gradient or not path:
+            return not any(needs_gradient)
+        path = path.rpartition(".")[0]
