@@ -177,6 +177,7 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
     import torch
 
     from distcore import meta_tensors  # with torch
+    from distcore_tasks.shared.loading_info import loading_info
 
     with silence_transformers(), one_line_errors(f"model {name}: cannot be loaded"):
         import transformers
@@ -187,21 +188,20 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
         other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
-        settings = {"config": shape, "local_files_only": True, "ignore_mismatched_sizes": other_head}
+        settings = {"config": shape, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
             meta_model: Any = loader.from_config(shape)
             # The names and shapes in the files alone; transformers does not load under the meta device.
             with torch.device("cpu"):
                 headers = meta_tensors(folder)
-                settings |= {"state_dict": headers or None, "device_map": "meta", "output_loading_info": True}
-                _, report = type(meta_model).from_pretrained(None if headers else folder, **settings)
+                report = loading_info(type(meta_model), folder, headers, **settings)
             check_matched(name, meta_model, report)
             if not headers:
                 meta_model.safetensors_folder = partial(safetensors_folder, folder)
             if (folder / GENERATION).is_file():  # from_config does not read it
                 meta_model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
             return meta_model  # type: ignore[no-any-return]  # transformers leaves it untyped
-        model, report = loader.from_pretrained(folder, **settings, output_loading_info=True)
+        model, report = loader.from_pretrained(folder, local_files_only=True, output_loading_info=True, **settings)
         check_matched(name, model, report)
     whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights
     return whole

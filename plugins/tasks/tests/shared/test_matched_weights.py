@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,22 @@ def test_weights_that_no_file_has_are_refused_by_name(
     rename(folder, change)
     with pytest.raises(ModelError, match=f"^model mine: its files {lacks}"):
         load(folder, device)
+
+
+@pytest.mark.parametrize("files", ["safetensors", "bin"])
+def test_the_names_in_the_files_are_known_without_accelerate(
+    folder: Path, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if files == "bin":
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    monkeypatch.setattr("transformers.integrations.accelerate.is_accelerate_available", lambda: False)
+    drawn_before = torch.get_rng_state()
+    load(folder, "meta", "AutoModelForMaskedLM")
+    load(folder, "meta")
+    assert torch.equal(torch.get_rng_state(), drawn_before)
+    refusing: Any = import_module("transformers.integrations.accelerate")
+    assert not refusing.is_accelerate_available()
 
 
 def test_weights_of_16_bits_make_a_model_in_fp32_whole_or_slice_by_slice(folder: Path) -> None:
