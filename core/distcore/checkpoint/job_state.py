@@ -251,6 +251,18 @@ def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, flo
         return _count(best["step"]), best["metric"], float(best["value"])
 
 
+def saved_unlogged(job_state: Mapping[str, Any], path: Path) -> tuple[float, int]:
+    """Return the sum of the loss between the last log line and the checkpoint at ``path``, and the items in it.
+
+    Raises CheckpointError if it is damaged.
+    """
+    unlogged = job_state.get("unlogged")
+    if unlogged is None:
+        return 0.0, 0
+    with _report_malformed(path):
+        return float(unlogged["loss"]), _count(unlogged["items"])
+
+
 def check_progress(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
     """Raise CheckpointError for a position that training cannot have: beyond its epoch, before its step or its best."""
     if (best := saved_judgment(job_state, path)) and best[0] > progress.step:

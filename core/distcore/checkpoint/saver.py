@@ -63,14 +63,16 @@ class Saver:
         self._memory: dict[str, Tensor] = {}
         self._is_beside = None if run.config.checkpoints.asynchronous else False
 
-    def save(self, progress: Progress, best: dict[str, Any] | None) -> None:
+    def save(self, progress: Progress, best: dict[str, Any] | None, unlogged: tuple[float, int] = (0.0, 0)) -> None:
         """Commit a checkpoint; with ``checkpoints.asynchronous`` return as soon as the state is copied to memory.
 
-        ``best``: the best evaluation so far, with its ``step``. Raises CheckpointError if this save or the last fails.
+        ``best``: the best evaluation so far, with its ``step``. ``unlogged``: the sum of the loss since the last log
+        line, and the items in it. Raises CheckpointError if this save or the last fails.
         """
         self.wait()
         run, hooks = self._run, self._hooks
         facts = self._facts_with(best, self._agreed_states())
+        facts |= {"unlogged": {"loss": unlogged[0], "items": unlogged[1]}} if unlogged[1] else {}
         if self._is_beside is not False:
             blocks = blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size)
             if self._is_beside is None:

@@ -54,7 +54,7 @@ def fit(
     with catch_stop_signals() as signals, rescue:
         for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
-            meter.add(loss)
+            meter.add(loss, run.tally.items)
             saver.check()
             if not any(due(config, progress, done, stopping, run.tally.wishes)):  # nothing but the log is left to do
                 rescue.is_whole(progress)
@@ -77,7 +77,7 @@ def fit(
                     best, improved = update_best(progress, best, last, metric, directions)
                     ended = ended or out_of_patience(config, best)
                 if saving or improved or ended or stopping:
-                    saver.save(progress, asdict(best) if best else None)
+                    saver.save(progress, asdict(best) if best else None, meter.unlogged(run, hooks))
             if stopping or ended:
                 break
             rescue.is_whole(progress)

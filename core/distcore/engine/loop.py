@@ -114,6 +114,7 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
                 seed_step(run, progress.step, masks)
                 # The only division of the loss: by the items of the whole global batch, which every rank can count.
                 items = rows * per_row if per_row else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
+                run.tally.items = items
                 scale = run.loss_multiplier / items if items else 0.0  # without items the step has no gradient
                 others = other_terms(run, counts, plan.rows(progress.epoch, step)) if counts else NO_TERMS
                 with_loss = partial(scaled_loss, run, scale=scale, autocast=autocast, others=others, masks=masks)

@@ -18,19 +18,32 @@ from distcore.plugin.strategy.tally import Wish
 class Meter:
     """Adds up training time, without evaluations and saves, and the loss since the last log line."""
 
-    def __init__(self, progress: Progress) -> None:
-        """Start the clock at ``progress``."""
+    def __init__(self, progress: Progress, unlogged: tuple[float, int] = (0.0, 0)) -> None:
+        """Start the clock at ``progress``; ``unlogged`` is the sum of the loss before it, and the items in it."""
         self.seconds = 0.0
         """Training time of this process, in seconds."""
         self.began = self._last = progress
         """Where this process started to train."""
         self._seconds_at_last = 0.0
         self._loss: Tensor | float = 0.0
+        self._loss_before, self._items = unlogged
         self._running_since = time.perf_counter()
 
-    def add(self, loss: Tensor) -> None:
-        """Add the loss of one step, as ``steps`` yields it: a scalar tensor, which stays on the device."""
-        self._loss = loss + self._loss
+    def add(self, loss: Tensor, items: int) -> None:
+        """Add the loss of one step, as ``steps`` yields it: the mean over so many items; it stays on the device."""
+        self._loss = loss.double() * items + self._loss
+        self._items += items
+
+    def unlogged(self, run: Run, hooks: Hooks) -> tuple[float, int]:
+        """Return the sum of the loss since the last log line, and the items in it; every rank calls."""
+        if not self._items:  # the same on every rank
+            return 0.0, 0
+        total = hooks.reduce_loss(run, self._own_loss(run)[None]).item()
+        return total / run.loss_multiplier + self._loss_before, self._items
+
+    def _own_loss(self, run: Run) -> Tensor:
+        own = self._loss if run.world.is_shard_leader else 0.0
+        return torch.as_tensor(own, dtype=torch.float64, device=run.world.device)
 
     def record(
         self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, requested: bool
@@ -40,10 +53,7 @@ class Meter:
         The record has the mean loss and the means of logged values, over all ranks since the last record, the speed in
         samples per second, and the peak memory of this rank. One sum over ranks serves all, which saves a collective.
         """
-        steps = progress.step - self._last.step
-        loss = torch.as_tensor(
-            self._loss if run.world.is_shard_leader else 0.0, dtype=torch.float64, device=run.world.device
-        )
+        loss = self._own_loss(run)
         wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, loss.new_tensor(float(requested)))
         self._tick()
         seconds = self.seconds - self._seconds_at_last
@@ -51,7 +61,7 @@ class Meter:
             "step": progress.step,
             "epoch": run.epochs_at(progress),
             "samples": progress.samples,
-            "loss": total / (run.loss_multiplier * steps),
+            "loss": (total / run.loss_multiplier + self._loss_before) / max(1, self._items),
             "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
             "peak_memory_bytes": peak_memory(run.world.device),
@@ -60,6 +70,7 @@ class Meter:
         if result.grad_norm is not None:
             record["grad_norm"] = float(result.grad_norm)
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
+        self._loss_before, self._items = 0.0, 0
         return record, requests > 0, wishes
 
     @contextmanager

@@ -135,7 +135,8 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
                     parameter.requires_grad_(True)
             norms.append(hooks.step(run, run.config.clip).grad_norm)
             run.tally.muted = False
-            run.log(phase, shares[-1], run.loss_multiplier / run.world.shards)
+            items = run.tally.items
+            run.log(phase, shares[-1] * items, items * run.loss_multiplier / run.world.shards)
         known = [norm for norm in norms if norm is not None]
         norm = total_norm(known) if len(known) == len(norms) else None
         return torch.stack(shares).sum(), StepResult(grad_norm=norm)

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from distcore import checkpoint, garbage, registry
 from distcore.checkpoint.foreign import adopt
-from distcore.checkpoint.job_state import fingerprint, steps_key
+from distcore.checkpoint.job_state import fingerprint, saved_unlogged, steps_key
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.surroundings import save_task_files
@@ -83,7 +83,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
         if world.is_main:
             log.debug("%s", description(run.config, data))
         sanity_check(run, hooks, task, data)
-        meter = Meter(progress)
+        meter = Meter(progress, run.tally.unlogged)
         progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)
         return finish(run, hooks, task, data, progress, best, last, meter)
 
@@ -207,6 +207,7 @@ def resume_or_start(
     if resumed := checkpoint.resume(run, hooks, asked, rows, task.on_resume, content):
         path, progress, job_state = resumed
         best = resumed_best(run.config, task, data, judged, job_state, path)
+        run.tally.unlogged = saved_unlogged(job_state, path)
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
         if progress.step >= run.total_steps and run.world.is_main:
