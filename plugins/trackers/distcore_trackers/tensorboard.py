@@ -21,7 +21,7 @@ class TensorBoard(Tracker):
 
     Scalars are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
     (``test/NAME``), by the optimizer step; texts are the config, the paths of checkpoints and the model card. A resumed
-    run replaces the records after the step of its checkpoint.
+    run replaces the records after the step of its checkpoint, one that begins anew all of them.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -38,7 +38,8 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(str(run.config.out), self.folder)
-        purge = progress.step + 1 if progress.step else None
+        # Also where this attempt begins anew: one that was killed before its first checkpoint left records.
+        purge = progress.step + 1 if progress.step else 0
         self._excepthook = threading.excepthook
         threading.excepthook = self._keep_quiet
         self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=purge, flush_secs=self.flush_seconds)

@@ -129,6 +129,18 @@ def test_tensorboard_holds_each_step_once_the_config_the_card_and_the_checkpoint
     assert written.tensor_proto.string_val == [b"BertForSequenceClassification"]
 
 
+def test_a_run_that_begins_anew_replaces_the_curves_of_the_attempt_before_it(tmp_path: Path) -> None:
+    run = made_up_run(tmp_path)
+    for losses in ([5.0, 4.0, 3.0], [9.0, 8.0]):  # the first was killed, and had no checkpoint
+        attempt = tracker("tensorboard")
+        attempt.on_run_start(run, Progress())
+        for step, loss in enumerate(losses, 1):
+            attempt.on_log(run, {"step": step, "loss": loss})
+        attempt._end(finished=False)
+    curve = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
+    assert [(point.step, point.value) for point in curve] == [(1, 9.0), (2, 8.0)]
+
+
 @pytest.mark.programs
 def test_weights_and_biases_goes_on_under_the_same_id(resumed: Path) -> None:
     uploaded = wandb_found(resumed)
