@@ -14,7 +14,7 @@ SKELETON = {
     *("rows", "encode", "dataset", "prepare", "streamed"),  # from data to batches
 }
 OWN = {
-    "causal_lm": {"shapes", "vocabulary", "sequence_packing", "router", "streamed_blocks"},
+    "causal_lm": {"conversations", "shapes", "vocabulary", "sequence_packing", "router", "streamed_blocks"},
     "distillation": set[str](),
     "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {

@@ -75,7 +75,7 @@ def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
     """In a table every message has the keys of all messages, and templates ask whether a key is there."""
     named = [{"messages": [messages[0] | {"name": "me"}, messages[1]]} for messages in MESSAGES]
     rows = list(read_rows(source_file(str(save(tmp_path / "set", named)), ()), CausalLM()).values)
-    assert rows == [row["messages"] for row in named]
+    assert rows == named
 
 
 def test_classes_are_words_where_the_dataset_names_them(tmp_path: Path) -> None:
