@@ -298,11 +298,15 @@ class FallsBackToOneProcess(DDPStrategy):
 
 
 class StaysInTraining(nn.parallel.DistributedDataParallel):
-    """A wrapper whose ``eval`` does not reach the model."""
+    """A wrapper that computes as in training, whatever mode the core has chosen."""
 
-    def train(self, mode: bool = True) -> StaysInTraining:
-        super().train(True)
-        return self
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        mode = self.module.training
+        self.module.train()
+        try:
+            return super().forward(*inputs, **named)
+        finally:
+            self.module.train(mode)
 
 
 @mutant("evaluation", "every-size")
