@@ -76,6 +76,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--preset", "fast", "none", "values to start from; fast: --length-grouping auto and --precision auto"),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),
         Flag("--deterministic", "", "False", "only algorithms that repeat themselves bit for bit"),
+        Flag("--prove", "auto|on|off", "auto", "compare the first steps with one plain process; auto: own tasks"),
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),

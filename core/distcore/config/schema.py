@@ -298,6 +298,11 @@ class RunConfig(_Tree):
     data_guard_steps: int = Field(
         2, ge=0, description="first steps in which ranks compare rows and weights, and collate again"
     )
+    prove: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compare the first two steps with one plain process, and end the run if they differ; auto: for "
+        "tasks without laws of their own, where it is cheap",
+    )
     timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
     log_level: Level = Field("info", description="least level of messages of rank 0")
     log_level_replica: Level = Field("warning", description="least level of messages of the other ranks")

@@ -167,6 +167,12 @@ def peak_memory(device: torch.device) -> int:
     return _peak_of_process() if count is None else int(count(device))
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the free memory of ``device`` in bytes, or that of the machine where torch does not tell."""
+    tell = None if device.type == "cpu" else getattr(torch.get_device_module(device), "mem_get_info", None)
+    return int(psutil.virtual_memory().available if tell is None else tell(device)[0])
+
+
 def _peak_of_process() -> int:
     try:
         import resource

@@ -18,7 +18,7 @@ from distcore.engine.prefetch import Prefetcher
 from distcore.errors import AgreementError, TaskError
 from distcore.model.averages import use_average
 from distcore.plugin.batching.sampling import evaluation_plan
-from distcore.plugin.strategy.contract import Evaluation, Run
+from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask, Evaluate
 from distcore.plugin.task.outputs import Collected, Collector, InOrder, gather
@@ -122,6 +122,14 @@ def _repeated(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
     return value.repeat(-(-rows // len(value)), *[1] * (value.dim() - 1))[:rows]
 
 
+def first_micro_batch(run: Run, hooks: Hooks, dataset: Dataset) -> MicroBatch:
+    """Return this rank's first micro-batch of an evaluation, or its longest rows where the device shares memory."""
+    first = hooks.build_sampler(run, evaluation_plan(run, dataset))(0, 0)[0]
+    # The longest rows come last in a micro-batch; "-0" means all of them.
+    rows = SANITY_ROWS if run.world.device.type in UNPINNED else 0
+    return replace(first, indices=first.indices[-rows:], last=True)
+
+
 @torch.no_grad()
 def forward_all(
     run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False
@@ -133,11 +141,12 @@ def forward_all(
     for outputs of a wrong shape.
     """
     plan = evaluation_plan(run, dataset)
-    sampler, steps = hooks.build_sampler(run, plan), range(plan.steps)
-    if sanity:  # the longest rows come last in a micro-batch
-        first, rows = sampler(0, 0)[0], SANITY_ROWS if run.world.device.type in UNPINNED else 0
-        micros = [replace(first, indices=first.indices[-rows:], last=True)]
+    sampler: Sampler
+    if sanity:
+        micros = [first_micro_batch(run, hooks, dataset)]
         sampler, steps = lambda *_: micros, range(1)
+    else:
+        sampler, steps = hooks.build_sampler(run, plan), range(plan.steps)
     together = -(-GATHERED // plan.global_batch)
     autocast = autocast_for(run.config, run.capabilities, run.world, evaluates=True)
     set_mode(run, training=False)

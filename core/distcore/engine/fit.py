@@ -17,6 +17,7 @@ from distcore.engine.best import Best, out_of_patience, update_best
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_stop, agree_on_tally
+from distcore.engine.proof import Proof
 from distcore.errors import StoppedError
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run
@@ -38,12 +39,14 @@ def fit(
     progress: Progress,
     best: Best | None,
     meter: Meter,
+    proof: Proof,
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
     A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
     if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
-    Ctrl-C the run commits a checkpoint, at once if it is one process, and raises StoppedError.
+    Ctrl-C the run commits a checkpoint, at once if it is one process, and raises StoppedError. Raises TaskError if the
+    ``proof`` finds that its first steps are not those of one plain process.
     """
     config, last, stopping = run.config, None, False
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
@@ -55,6 +58,8 @@ def fit(
         for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss, run.tally.items)
+            with meter.pause():
+                proof.note(run, hooks, progress, result, loss)
             saver.check()
             if not any(due(config, progress, done, stopping, run.tally.wishes)):  # nothing but the log is left to do
                 rescue.is_whole(progress)

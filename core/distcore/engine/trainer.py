@@ -27,6 +27,7 @@ from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
+from distcore.engine.proof import Proof
 from distcore.engine.shared_folder import check_shared
 from distcore.errors import StoppedError, StrategyError, refuse_exit
 from distcore.files import absolute, hold
@@ -77,27 +78,33 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
 def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo) -> Report:
     """Train in ranks that have joined; return the report. No reference to the run is left behind."""
     task = resolved.task
-    run, data, saver, progress, best = begin(world, resolved, hooks, rank_info)
+    proof = Proof(resolved.config, task, hooks, world)
+    run, data, saver, progress, best = begin(world, resolved, hooks, rank_info, proof)
     with closing(saver), explain_mixed_devices(run, hooks), attention_of(world.device, data.train.lengths):
         hooks.on_run_start(run, progress, task, data)
         if world.is_main:
             log.debug("%s", description(run.config, data))
         sanity_check(run, hooks, task, data)
+        proof.start(run, hooks, data, progress)
         meter = Meter(progress, run.tally.unlogged)
-        progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter)
+        progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter, proof)
+        run = replace(run, facts={**run.facts, "proof": proof.facts})
         return finish(run, hooks, task, data, progress, best, last, meter)
 
 
 def begin(
-    world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
+    world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, proof: Proof | None = None
 ) -> tuple[Run, Datasets, Saver, Progress, Best | None]:
-    """Prepare the data, build the model, agree with the other ranks, and start the run folder or resume from it."""
+    """Prepare the data, build the model, agree with the other ranks, and start the run folder or resume from it.
+
+    ``proof`` copies the model before the strategy touches it.
+    """
     task = resolved.task
     data = task.prepare(resolved.config)
     for warning in data.warnings if world.is_main else ():
         log.warning("%s", warning)
     completed = complete(resolved, data)
-    run = build_run(completed.config, hooks, world, task, data)
+    run = build_run(completed.config, hooks, world, task, data, proof=proof)
     check_world(run, hooks, rank_info)
     rows, content = fingerprint(data.train), RowContent(data.train)
     judged = fingerprint_of_judged(completed.config, task, data)
@@ -140,15 +147,25 @@ def load_extensions(config: RunConfig) -> dict[str, object]:
     }
 
 
-def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets, training: bool = True) -> Run:
+def build_run(
+    config: RunConfig,
+    hooks: Hooks,
+    world: World,
+    task: Task,
+    data: Datasets,
+    training: bool = True,
+    proof: Proof | None = None,
+) -> Run:
     """Build the model with the run's seed, have the strategy wrap it, and create optimizer and schedule.
 
-    With ``training=False`` the run only evaluates and has neither of them. Raises ConfigError if the model lacks
-    gradient checkpointing, StrategyError if the strategy returns no optimizer.
+    With ``training=False`` the run only evaluates and has neither of them. ``proof`` copies the built model. Raises
+    ConfigError if the model lacks gradient checkpointing, StrategyError if the strategy returns no optimizer.
     """
     with garbage.spare_modules():
         built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
+    if proof is not None:
+        proof.keep(config, data, module)
     base, compiled = set_up_module(config, task, module, training)
     total_steps, bound = total_steps_of(config, len(data.train)), BoundTask.of(task)
     run = Run(

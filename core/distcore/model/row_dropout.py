@@ -58,7 +58,8 @@ class RowMasks:
         self._firsts: Tensor | None = None
         self._calls: dict[int, Call] = {}
         self._shared: Call | None = None
-        self._drawn = 0
+        self.drawn = 0
+        """Numbers that the masks drew from torch's generator, to know a call again in its recomputation."""
         self.is_new = True
         """True until the first forward pass."""
         self.outside: str | None = None
@@ -84,10 +85,10 @@ class RowMasks:
 
     @contextmanager
     def _noticing_draws(self) -> Iterator[None]:
-        self.is_new, before = False, _other_generators()
+        self.is_new, before = False, other_generators()
         with CountsDraws() as draws:  # type: ignore[no-untyped-call]
             yield
-        if draws.count > self._drawn or before != _other_generators():
+        if draws.count > self.drawn or before != other_generators():
             self.outside = self.outside or "random numbers that the model draws itself"
         if self.outside:
             log.info("dropout_masks: results depend on ranks and micro-batches, not by row: %s", self.outside)
@@ -156,7 +157,7 @@ class RowMasks:
         Recomputation restores torch's generator, so a number drawn from it identifies the call.
         """
         drawn = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
-        self._drawn += 1
+        self.drawn += 1
         if drawn not in self._calls:
             if torch._C._current_graph_task_id() != -1:
                 raise TaskError(
@@ -203,7 +204,8 @@ class RowMasks:
         return self._pools[chosen]
 
 
-def _other_generators() -> str:
+def other_generators() -> str:
+    """Return the states of Python's and numpy's generators, to compare."""
     of_numpy = np.random.get_state(legacy=False)["state"]
     return repr((random.getstate(), {name: np.asarray(part).tolist() for name, part in of_numpy.items()}))
 

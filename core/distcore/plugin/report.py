@@ -37,6 +37,8 @@ class Report(TypedDict):
     """Most ``rows`` and ``tokens`` of one, and the cost of one more, ``forward_tokens``; null: no bound."""
     padding_free: dict[str, Any]
     """``on``: true without padding, and ``why``; ``difference`` of losses from padded ones, if compared."""
+    proof: dict[str, Any]
+    """First ``steps`` proved equal to one plain process, with differences by kind; or 0, and ``why``."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int

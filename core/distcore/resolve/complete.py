@@ -42,6 +42,11 @@ def complete(resolved: Resolved, data: Datasets) -> Completed:
     return Completed(**known, form=form)
 
 
+def computed_plainly(config: RunConfig) -> RunConfig:
+    """Return the config of the same job without what changes how, and not what, it computes."""
+    return with_changes(config, {"gradient_checkpointing": False, "compile": "off"})
+
+
 def total_steps_of(config: RunConfig, rows: int) -> int:
     """Return the optimizer steps of the whole run; the last batch of an epoch counts even if it is not full."""
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)

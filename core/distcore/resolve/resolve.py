@@ -94,6 +94,8 @@ def resolve(
         "checkpoints.best": _chosen_metric(placed, trained),
         "out": placed.out or new_run_folder(placed),
     }
+    if placed.prove == "auto" and trained.laws_hold:
+        decided["prove"] = "off"
     resolved = with_changes(placed, decided)
     if not training and isinstance(chosen.plugin, ChecksEvaluation):
         chosen.plugin.check_evaluation(resolved)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig, with_changes
 from distcore.engine.loader import to_device
+from distcore.engine.replay import clip_gradients, global_batches
 from distcore.model.optimizers.adam import can_fuse
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.datasets import counts_of
@@ -68,7 +70,7 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     schedulers = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(config, step)) for each in optimizers]
     losses, norms, rates = [], [], []
-    for rows, _ in zip(_global_batches(config, data), range(steps), strict=False):
+    for _, rows in islice(global_batches(training_plan(config, data.train)), steps):
         mean_losses, squares = [], []
         for optimizer, mean_loss in phases:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -85,7 +87,8 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
                 trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
                 problem.climb(trained, nn.utils.get_total_norm, again)
             mean_losses.append(loss.item())
-            squares.append(_clip(optimizer, config) ** 2)
+            stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            squares.append(clip_gradients(stepped, config.clip) ** 2)
             scaler.step(optimizer)
             scaler.update()
         losses.append(sum(mean_losses))
@@ -127,14 +130,6 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
     return state
 
 
-def _global_batches(config: RunConfig, data: Datasets) -> Iterator[np.ndarray]:
-    plan = training_plan(config, data.train)
-    epoch = 0
-    while True:
-        yield from (plan.rows(epoch, step) for step in range(plan.steps))
-        epoch += 1
-
-
 def _adamw(
     module: nn.Module, config: RunConfig, match: str = "", settings: Mapping[str, Any] | None = None
 ) -> torch.optim.AdamW:
@@ -154,14 +149,6 @@ def _adamw(
     # The fused kernel of an accelerator rounds 1 - beta2 to fp32, so its moments differ by 1.3e-5 from the others'.
     fused = can_fuse(module) and next(module.parameters()).device.type != "cpu"
     return torch.optim.AdamW(groups, fused=fused, foreach=False, **options)
-
-
-def _clip(optimizer: torch.optim.Optimizer, config: RunConfig) -> float:
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = nn.utils.clip_grad_norm_(parameters, config.clip.norm or float("inf"))
-    if config.clip.value is not None:
-        nn.utils.clip_grad_value_(parameters, config.clip.value)
-    return float(norm)
 
 
 def _rate(config: RunConfig, step: int) -> float:

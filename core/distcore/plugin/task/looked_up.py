@@ -64,6 +64,14 @@ class LookedUp:
         return bool(getattr(self.task, "from_scratch", False))
 
     @property
+    def laws_hold(self) -> bool:
+        """True if the task declares that the laws are measured for it: ``prove: auto`` then leaves it out.
+
+        A subclass, which may do anything, does not inherit this.
+        """
+        return bool(vars(type(self.task)).get("laws_hold", False))
+
+    @property
     def exempt(self) -> Mapping[str, str]:
         """Cases of the laws that the task does not satisfy, with the reason; default: none."""
         declared: Mapping[str, str] = getattr(self.task, "exempt", {})

@@ -38,6 +38,7 @@ class CausalLM(SelectsLogits, CausalOptions):
     Each target token is one item of the mean loss.
     """
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore_tasks.distillation.options import DistillationOptions
 from distcore_tasks.text_classification.task import INPUTS, TextClassification
@@ -26,6 +26,8 @@ class Distillation(DistillationOptions, TextClassification):
     label, and the divergence from the teacher's probabilities at a temperature, times its square. The cosine distance
     of hidden states is DistilBERT's, https://arxiv.org/abs/1910.01108, for the first token.
     """
+
+    laws_hold: ClassVar = True
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the datasets with the teacher's tokens. Raises DataError, ModelError or ConfigError."""

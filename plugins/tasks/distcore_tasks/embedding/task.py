@@ -25,6 +25,7 @@ COLUMNS = ("anchor", "positive", "negative")
 class Embedding(EmbeddingOptions):
     """Embeddings from pairs and triplets, by a loss over the global batch; implements ``distcore.Task``."""
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = ("stdlib-search",)
 
     def prepare(self, config: RunConfig) -> Datasets:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class ImageClassification(ImageOptions):
     """One label per image; implements ``distcore.plugin.task.task.Task``."""
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:

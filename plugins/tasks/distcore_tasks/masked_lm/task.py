@@ -33,6 +33,7 @@ class MaskedLM(SelectsLogits, MaskedOptions):
     Each masked token is one item of the mean loss.
     """
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:

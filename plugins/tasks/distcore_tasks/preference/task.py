@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Datasets
 from distcore_tasks.causal_lm.models import build_model
@@ -25,6 +25,8 @@ class Preference(PreferenceOptions, PairTask):
 
     Each pair of answers is one item of the mean loss.
     """
+
+    laws_hold: ClassVar = True
 
     @property
     def whole_batch(self) -> bool:

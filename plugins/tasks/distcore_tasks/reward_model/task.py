@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from distcore import Datasets
 from distcore_tasks.preference.pairs import PairTask, several_answers
@@ -24,6 +24,8 @@ class RewardModel(RewardOptions, PairTask):
 
     Each pair of answers is one item of the mean loss.
     """
+
+    laws_hold: ClassVar = True
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with one output for a sequence."""

@@ -34,6 +34,7 @@ class Seq2Seq(Seq2SeqOptions):
     Each target token is one item of the mean loss.
     """
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:

@@ -27,6 +27,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 class TextClassification(TextOptions):
     """A label per text or pair of texts, by a transformers classifier; implements ``distcore.Task``."""
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = ("stdlib-docs", "stdlib-pairs")
 
     def prepare(self, config: RunConfig) -> Datasets:

@@ -37,6 +37,7 @@ class TokenClassification(TagOptions):
     Each word is one item of the mean loss, predicted at its first token.
     """
 
+    laws_hold: ClassVar = True
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:

@@ -1,0 +1,520 @@
+"""A run compares its own first steps, and its first evaluated rows, with one plain process before it trusts them.
+
+The laws are measured on the project's own problems. A user's module may do what none of them does: hooks on parameters,
+weights that forward writes, state of its own. So the main rank keeps a plain copy of the model and repeats the first
+global batches on it, uncut, in plain PyTorch (``replay``); a difference ends the run. Nothing is paid after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+
+from distcore import checkpoint
+from distcore.config import RunConfig
+from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
+from distcore.distributed.devices import free_memory, peak_memory
+from distcore.engine.evaluation import first_micro_batch, forward_all
+from distcore.engine.loader import to_device
+from distcore.engine.precision import autocast_for
+from distcore.engine.replay import PlainCopy, Replayed, replay, untouched_generators
+from distcore.errors import CheckpointError, DistcoreError, TaskError
+from distcore.launchers.processes.failures import one_line
+from distcore.model.dropout import CountsDraws
+from distcore.model.row_dropout import other_generators
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import Progress, Run, StepResult, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask, Evaluate
+from distcore.plugin.task.outputs import Collected
+from distcore.plugin.task.ragged import Ragged
+from distcore.plugin.task.task import Datasets, Task
+
+log = logging.getLogger("distcore")
+
+STEPS = 2
+"""Optimizer steps that are proved."""
+MOST_SECONDS = 20.0
+"""Longest replay, in seconds, that ``prove: auto`` takes upon itself."""
+PART_OF_MEMORY = 0.25
+"""Part of the free memory that the copy and its replay may take under ``prove: auto``."""
+COPIES = 6
+"""Sets of fp32 weights that a replay holds: weights, gradients, two moments, and two copies to compare with."""
+ADVICE = "--prove off trains without this proof"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """Largest differences of a right run from one plain process: relative ones, by what is compared."""
+
+    loss: float
+    """Of the mean loss of a step."""
+    norm: float
+    """Of the norm of its gradient."""
+    buffer: float
+    """Of a buffer, over its change."""
+    update: float
+    """Of all trained weights, over their change."""
+    outputs: float
+    """Of the outputs of evaluated rows, over the largest."""
+
+
+BOUNDS = {
+    # Measured over right and wrong jobs, which lie factors of 235 to 16,000 apart: docs/laws.md.
+    "fp32": Bounds(loss=1e-4, norm=1e-4, buffer=1e-3, update=3e-3, outputs=1e-3),
+    # The update of a right run in bf16 is 2.4e-2 apart, as Adam steps by the sign of noise.
+    "bf16": Bounds(loss=1e-3, norm=1e-3, buffer=5e-2, update=math.inf, outputs=5e-2),
+}
+"""Bounds by precision; other precisions are not proved."""
+
+CAUSES = {
+    "loss": "weights that forward writes or reads as numbers, a child's weight read in its parent's forward, "
+    "random numbers of its own",
+    "norm": "hooks on parameters, gradients with respect to inputs, a loss that bypasses model(...)",
+    "update": "hooks on parameters, weights that forward writes, attributes that the optimizer reads",
+    "buffer": "state that forward updates",
+    "outputs": "state that differs between training and evaluation, weights that forward writes",
+}
+"""What is known to make a difference, by what differs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far a run is from one plain process."""
+
+    loss: float = 0.0
+    """Largest relative difference of a step's mean loss."""
+    norm: float = 0.0
+    """Largest relative difference of a step's gradient norm."""
+    update: float = 0.0
+    """Of all trained weights together: L2 of the difference over L2 of their change."""
+    buffer: float = 0.0
+    """Largest difference of a buffer over its change; infinite if a buffer of integers differs at all."""
+    names: dict[str, str] = field(default_factory=dict)
+    """The tensor that differs most, for ``update`` and ``buffer``."""
+
+    def beyond(self, bounds: Bounds) -> str:
+        """Return what differs by more than its bound; empty if nothing does. A NaN differs."""
+        for what in ("buffer", "loss", "norm", "update"):
+            if not getattr(self, what) <= getattr(bounds, what):
+                return what
+        return ""
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of loss and norm, for the line of a run that is proved."""
+        return max(self.loss, self.norm)
+
+
+class Proof:
+    """The proof of one run; every rank has one and calls alike, the main rank has the copy."""
+
+    def __init__(self, config: RunConfig, task: Task, hooks: Hooks, world: World) -> None:
+        """Begin before the model is built."""
+        self._bound = BoundTask.of(task)
+        self._why_not = why_not(config, self._bound, hooks.capabilities)
+        self._wanted = config.prove != "off"
+        self._copies = world.is_main and self._wanted and not self._why_not
+        self._plain: PlainCopy | None = None
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._began = 0.0
+        self._memory_before = 0
+        self._evaluated_rows = np.empty(0, dtype=np.int64)
+        self._steps = STEPS
+        self.facts: dict[str, Any] = {"steps": 0, "why": self._why_not if self._wanted else "not asked for"}
+        """The entry ``proof`` of the report."""
+
+    def keep(self, config: RunConfig, data: Datasets, built: nn.Module) -> None:
+        """Copy the model that was just built, before the strategy touches it.
+
+        ``config`` is complete, and ``data`` are the datasets as the task prepared them.
+        """
+        if not self._copies:
+            return
+        plain = PlainCopy(config, self._bound, data)
+        try:
+            plain.build(built)
+        except Exception as error:  # any class: a second call of the task's code may fail in any way
+            self._why_not = f"the model cannot be built a second time: {_told(error)}"
+        else:
+            self._plain = plain
+
+    def start(self, run: Run, hooks: Hooks, data: Datasets, progress: Progress) -> None:
+        """Prove the first rows of the evaluation; decide whether steps follow. Every rank calls, before the first."""
+        if not self._wanted:
+            return
+        if run.config.prove == "auto" and run.total_steps <= STEPS:
+            self._wanted, self._plain = False, None
+            self.facts = {"steps": 0, "why": "no step follows those that would be proved; --prove on proves them"}
+            return
+        if progress.step:
+            self._why_not = "the run goes on from a checkpoint"
+        elif not self._why_not:
+            self._why_not = self._too_large(run)
+        self._agree(run, hooks)
+        self._steps = min(STEPS, run.total_steps)
+        if self._wanted:
+            self._prove_evaluation(run, hooks, data)
+        self._began = time.perf_counter()
+        self._memory_before = psutil.Process().memory_info().rss
+
+    def note(self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, loss: Tensor) -> None:
+        """Take a step of the run; after the last that is proved, compare. Every rank calls after each first step.
+
+        Raises TaskError, one line, on all ranks if the run differs from one plain process.
+        """
+        if not self._wanted:
+            return
+        mine = loss.detach().double().reshape(1).to(run.world.device)
+        total = hooks.reduce_loss(run, mine if run.world.is_shard_leader else torch.zeros_like(mine))
+        self._losses.append(float(total) / run.loss_multiplier)
+        self._norms.append(math.nan if result.grad_norm is None else float(result.grad_norm))
+        if progress.step == 1:
+            self._why_not = self._why_not or self._too_slow(run)
+            self._agree(run, hooks)
+        if self._wanted and progress.step == self._steps:
+            self._compare(run, hooks, progress)
+            self._wanted, self._plain = False, None
+
+    def _agree(self, run: Run, hooks: Hooks) -> None:
+        """Let the main rank's reason count on all ranks, and say it once."""
+        self._why_not = broadcast_from_main(run, hooks, self._why_not)
+        if not self._why_not:
+            return
+        self._wanted, self._plain = False, None
+        self.facts = {"steps": 0, "why": self._why_not}
+        if run.world.is_main:
+            level = logging.WARNING if run.config.prove == "on" else logging.INFO
+            log.log(level, "proof: the first steps are not compared with one plain process: %s", self._why_not)
+
+    def _too_large(self, run: Run) -> str:
+        """Return why the replay would take too much memory; the user may insist with ``prove: on``."""
+        if run.config.prove == "on" or self._plain is None:
+            return ""
+        models = (self._plain.model, *self._plain.frozen.values())
+        size = sum(parameter.numel() * 4 for model in models for parameter in model.parameters())
+        free = free_memory(run.world.device)
+        if COPIES * size <= PART_OF_MEMORY * free:
+            return ""
+        needed, allowed = COPIES * size / 2**20, PART_OF_MEMORY * free / 2**20
+        return f"it would take {needed:,.0f} MiB, and {allowed:,.0f} are the bound here; --prove on insists"
+
+    def _too_slow(self, run: Run) -> str:
+        """Return why the replay would take too long, or too much memory for activations, by the first step's cost."""
+        if not run.world.is_main or self._plain is None:
+            return ""
+        # One process computes what all data shards did, in as many times the time.
+        seconds = (time.perf_counter() - self._began) * run.world.shards * self._steps
+        if seconds > run.config.timeout / 2:
+            return f"it would take about {seconds:,.0f} s, and other ranks wait {run.config.timeout} s; raise timeout"
+        if run.config.prove == "on":
+            return ""
+        if seconds > MOST_SECONDS:
+            return f"it would take about {seconds:,.0f} s, and {MOST_SECONDS:.0f} are the bound; --prove on insists"
+        # Micro-batches are there to bound activations: the replay has those of the whole global batch.
+        grown = max(0, peak_memory(run.world.device) - self._memory_before)
+        cut = run.world.shards * run.accumulation
+        activations, room = grown * cut, 2 * PART_OF_MEMORY * free_memory(run.world.device)
+        if cut > 1 and activations > room:
+            return f"its activations could take {activations / 2**20:,.0f} MiB; --prove on insists"
+        return ""
+
+    def _prove_evaluation(self, run: Run, hooks: Hooks, data: Datasets) -> None:
+        """Compare the outputs of the first evaluated rows of the main rank."""
+        dataset = data.evaluation
+        if not len(dataset):
+            return
+        self._evaluated_rows = first_micro_batch(run, hooks, dataset).indices
+        [seen] = forward_all(run, hooks, dataset, self._bound.evaluation(run), sanity=True)
+        check = partial(self._check_outputs, run, seen) if run.world.is_main else None
+        on_all_ranks(run, hooks, "proof", check)
+
+    def _check_outputs(self, run: Run, seen: Collected) -> None:
+        rows = self._evaluated_rows
+        try:
+            with untouched_generators(), torch.no_grad():
+                expected, draws = self._plain_outputs(run, rows)
+                again, _ = self._plain_outputs(run, rows)
+        except DistcoreError:
+            raise
+        except Exception as error:  # any class: code of the task that runs in a way it was not written for
+            log.warning("proof: evaluated rows are not compared: one plain process fails: %s", _told(error))
+            return
+        bound = BOUNDS[run.config.precision if run.config.eval_precision == "same" else run.config.eval_precision]
+        worst, name = 0.0, ""
+        for key, value in expected.items():
+            apart = _apart(_values(seen.outputs[key]), _values(value)) if key in seen.outputs else math.inf
+            if not apart <= worst:
+                worst, name = apart, key
+        if worst <= bound.outputs:
+            return
+        if draws or any(not _apart(_values(again[key]), _values(expected[key])) <= bound.outputs for key in expected):
+            why = "draws random numbers" if draws else "does not repeat itself"
+            log.warning("proof: evaluated rows are not compared: the evaluation %s", why)
+        else:
+            raise TaskError(self._message(run, "outputs", worst, bound.outputs, name))
+
+    def _plain_outputs(self, run: Run, rows: np.ndarray) -> tuple[dict[str, Tensor | Ragged], bool]:
+        """Return the floating-point outputs of evaluation rows, by the copy in one process, and if it drew numbers."""
+        assert self._plain is not None
+        plain, config = self._plain, run.config
+        plain.to(run.world.device)
+        plain.model.eval()
+        alone = replace(
+            run,
+            model=plain.model,
+            module=plain.model,
+            capabilities=replace(run.capabilities, shards_parameters=False),
+            compiled=None,
+        )
+        evaluate: Evaluate = plain.task.evaluation(alone)
+        batch = to_device(plain.data.evaluation.batch(rows), run.world.device)
+        autocast = autocast_for(config, run.capabilities, run.world, evaluates=True)
+        before = other_generators()
+        with autocast, CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+            if plain.frozen:
+                batch = plain.task.consult(plain.frozen, batch)
+            outputs, _ = evaluate(batch, len(rows))
+        plain.reset()  # whatever an evaluation may have written
+        floats = {name: value for name, value in outputs.items() if _values(value).is_floating_point()}
+        return floats, drawn.count > 0 or before != other_generators()
+
+    def _compare(self, run: Run, hooks: Hooks, progress: Progress) -> None:
+        """Repeat the steps on the main rank and compare; raise TaskError on all ranks if they differ."""
+        folder = Path(str(run.config.out)) / "proof"
+        try:
+            weights = _weights(run, hooks, progress, folder)
+        except CheckpointError as error:
+            self._why_not = f"the weights cannot be read: {error}"
+            self._agree(run, hooks)
+            return
+        conclude = partial(self._conclude, run, weights) if run.world.is_main else None
+        try:
+            on_all_ranks(run, hooks, "proof", conclude)
+        finally:
+            if run.world.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _conclude(self, run: Run, weights: Path) -> None:
+        """Compare, and find the reason of a difference: a warning if the job itself has none, else TaskError."""
+        assert self._plain is not None
+        plain, began = self._plain, time.perf_counter()
+        bounds = BOUNDS[run.config.precision]
+        try:
+            got = checkpoint.read_tensors(weights, ("model",))
+            expected = replay(plain, run, self._steps)
+            distance = difference(self._losses, self._norms, got, expected, plain)
+            what = distance.beyond(bounds)
+            reason = self._reason(run, expected, bounds) if what else ""
+        except DistcoreError:
+            raise
+        except Exception as error:  # any class: code of the task that runs in a way it was not written for
+            self._give_up(f"the steps cannot be repeated in one process: {_told(error)}")
+            return
+        seconds = time.perf_counter() - began
+        figures = {key: value for key, value in asdict(distance).items() if key != "names"}
+        self.facts = {"steps": self._steps, "why": reason, "seconds": round(seconds, 2), **figures}
+        if not what:
+            steps = f"{self._steps} step{'s' * (self._steps > 1)}"
+            log.info("proof: first %s proved equal to one plain process within %.0e", steps, distance.largest)
+        elif reason:
+            self.facts["steps"] = 0
+            log.warning("proof: the first steps are not proved: %s", reason)
+        else:
+            name = distance.names.get(what, "")
+            raise TaskError(self._message(run, what, getattr(distance, what), getattr(bounds, what), name))
+
+    def _give_up(self, why: str) -> None:
+        self.facts = {"steps": 0, "why": why}
+        log.warning("proof: the first steps are not proved: %s", why)
+
+    def _reason(self, run: Run, expected: Replayed, bounds: Bounds) -> str:
+        """Return why the job has no result to compare with, found in plain PyTorch alone; empty if it has one."""
+        assert self._plain is not None
+        plain = self._plain
+        if not all(map(math.isfinite, expected.losses)):
+            return "the loss of one plain process is not a finite number"
+        plain.reset()
+        again = replay(plain, run, self._steps)
+        what = between(again, expected, plain).beyond(bounds)
+        if what:
+            return f"one plain process does not repeat itself: its {what} is another the second time"
+        if expected.draws and (run.world.shards > 1 or run.accumulation > 1):
+            return (
+                "it draws random numbers outside of dropout by row, so results follow from ranks and micro-batches; "
+                "distcore.row_random, or at(epoch) of the dataset, draws by row"
+            )
+        return self._mixes_rows(run, expected, bounds)
+
+    def _mixes_rows(self, run: Run, expected: Replayed, bounds: Bounds) -> str:
+        """Return the sentence about a job in which one plain process depends on how it cuts a batch."""
+        assert self._plain is not None
+        plain = self._plain
+        if plain.task.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
+            return ""
+        plain.reset()
+        halved = between(replay(plain, run, self._steps, parts=2), expected, plain)
+        what = halved.beyond(bounds)
+        if not what:
+            return ""
+        if what == "buffer":
+            return (
+                f"one plain process depends on how it cuts a batch: forward updates the buffer "
+                f"{halved.names['buffer']!r}, once in each micro-batch"
+            )
+        return (
+            f"one plain process depends on how it cuts a batch (in two, its {what} moves by "
+            f"{getattr(halved, what):.0e}): a row's loss depends on other rows of its micro-batch, as with batch "
+            "normalization, or a hook on a gradient is not linear; a loss over the whole batch is batch_loss()"
+        )
+
+    def _message(self, run: Run, what: str, error: float, bound: float, name: str) -> str:
+        """Return the line that ends a run which differs."""
+        thing = {
+            "loss": "the loss",
+            "norm": "the gradient's norm",
+            "update": f"the change of the weights, most in {name!r},",
+            "buffer": f"the buffer {name!r}",
+            "outputs": f"the output {name!r} of the first evaluated rows",
+        }[what]
+        when = "before step 1" if what == "outputs" else f"after step {self._steps}"
+        ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)}"
+        cut = f"{run.accumulation} micro-batch{'es' * (run.accumulation > 1)} a step"
+        under = f"under {run.config.strategy!r} on {ranks}, {cut}"
+        return (
+            f"proof: {when} {thing} differs from that of one plain process by {error:.1e} (bound {bound:.0e}), "
+            f"{under}; known to do that: {CAUSES[what]}; another strategy may train it, and {ADVICE}"
+        )
+
+
+def why_not(config: RunConfig, task: BoundTask, capabilities: Capabilities) -> str:
+    """Return why a run cannot be compared with one plain process; empty if it can."""
+    if task.has("train_step"):
+        return "the task makes its own steps"
+    if "gradient" in capabilities.exempt:
+        return f"strategy {config.strategy!r} does not promise the whole gradient"
+    if "schedule" in capabilities.owns:
+        return f"strategy {config.strategy!r} has a schedule of its own"
+    if config.precision not in BOUNDS:
+        return f"--precision {config.precision} skips steps and rounds too much"
+    if config.precision != "fp32" and "precision" in capabilities.owns:
+        return f"strategy {config.strategy!r} keeps its weights in {config.precision}"
+    if config.eval_precision not in ("same", *BOUNDS):
+        return f"--eval-precision {config.eval_precision} rounds too much"
+    return ""
+
+
+def difference(
+    losses: list[float], norms: list[float], state: Mapping[str, Tensor], expected: Replayed, plain: PlainCopy
+) -> Difference:
+    """Return how far losses, norms and a state by checkpoint names, ``model/NAME``, are from a replay."""
+    trained = {name for name, parameter in plain.model.named_parameters() if parameter.requires_grad}
+    parameters = {name for name, _ in plain.model.named_parameters()}
+    apart_of: dict[str, float] = {}
+    moved_of: dict[str, float] = {}
+    buffers: dict[str, float] = {}
+    for name, value in expected.state.items():
+        held = state.get(f"model/{name}")
+        if held is None:  # no checkpoint has it: a frozen base, or a buffer that is not persistent
+            continue
+        if name not in parameters:
+            buffers[name] = _apart_of_buffer(held, value, plain.start[name])
+        elif name in trained:
+            apart_of[name] = _norm(_wide(held) - _wide(value))
+            moved_of[name] = _norm(_wide(value) - _wide(plain.start[name]))
+    apart, moved = math.hypot(*apart_of.values()), math.hypot(*moved_of.values())
+    worst_buffer = max(buffers, key=lambda name: _rank(buffers[name]), default="")
+    worst_weight = max(apart_of, key=lambda name: _rank(apart_of[name]), default="")
+    return Difference(
+        loss=_largest(losses, expected.losses),
+        norm=_largest(norms, expected.norms),
+        update=apart / moved if moved else apart,
+        buffer=buffers.get(worst_buffer, 0.0),
+        names={"update": worst_weight, "buffer": worst_buffer},
+    )
+
+
+def between(one: Replayed, other: Replayed, plain: PlainCopy) -> Difference:
+    """Return how far one replay is from another."""
+    state = {f"model/{name}": value for name, value in one.state.items()}
+    return difference(one.losses, one.norms, state, other, plain)
+
+
+def _weights(run: Run, hooks: Hooks, progress: Progress, folder: Path) -> Path:
+    """Write the weights as a checkpoint would have them; return the path. Every rank calls."""
+    only_weights = replace(run, optimizer=None, ema=None)
+    if run.world.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+    return checkpoint.save(only_weights, hooks, progress, folder, {})
+
+
+def _largest(values: list[float], expected: list[float]) -> float:
+    """Return the largest relative difference; a value that a strategy does not report is left out."""
+    pairs = zip(values, expected, strict=True)
+    reported = [(mine, other) for mine, other in pairs if not (math.isnan(mine) and not math.isnan(other))]
+    return max((_relative(mine, other) for mine, other in reported), key=_rank, default=0.0)
+
+
+def _relative(mine: float, other: float) -> float:
+    apart = abs(mine - other)
+    return apart / max(abs(other), 1e-12) if apart else 0.0
+
+
+def _apart_of_buffer(held: Tensor, value: Tensor, before: Tensor) -> float:
+    """Return the difference over the buffer's change; of whole numbers infinity, since fp64 would round large ones."""
+    if held.shape != value.shape:
+        return math.inf
+    if not (value.is_floating_point() or value.is_complex()):
+        return 0.0 if torch.equal(held.cpu(), value) else math.inf
+    apart = _norm(_wide(held) - _wide(value))
+    moved = _norm(_wide(value) - _wide(before))
+    return apart / (moved or _norm(_wide(value)) or 1.0)
+
+
+def _apart(mine: Tensor, other: Tensor) -> float:
+    """Return the largest difference of outputs over the largest output."""
+    if mine.shape != other.shape:
+        return math.inf
+    if not mine.numel():
+        return 0.0
+    mine, other = _wide(mine), _wide(other)
+    same = (mine == other) | (mine.isnan() & other.isnan())  # infinities and fillers, too
+    apart = torch.where(same, torch.zeros_like(mine.abs()), (mine - other).abs())
+    finite = other.abs()[other.isfinite()]
+    scale = float(finite.max()) if finite.numel() else 1.0
+    return float(apart.max()) / (scale or 1.0)
+
+
+def _values(output: object) -> Tensor:
+    assert isinstance(output, Tensor | Ragged)  # the task's face has checked it
+    return output.values if isinstance(output, Ragged) else output
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) if tensor.numel() else 0.0
+
+
+def _rank(value: float) -> tuple[bool, float]:
+    """Order differences so that a NaN is the largest."""
+    return math.isnan(value), value
+
+
+def _told(error: BaseException) -> str:
+    return one_line(f"{type(error).__name__}: {error}", limit=200)

@@ -1,0 +1,265 @@
+"""The first steps of a run again, in plain PyTorch: one process, no strategy, and not the core's loop.
+
+The proof of a run compares itself with this, and the kit's reference shares its parts. Of the core it takes what
+defines the job: the plan of the rows, the task's loss, the optimizer, the schedule, and the random numbers of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distcore.config import Clip, RunConfig
+from distcore.engine.frozen import frozen_source
+from distcore.engine.loader import to_device
+from distcore.engine.loop import seed_step
+from distcore.engine.precision import DTYPES
+from distcore.model.dropout import CountsDraws
+from distcore.model.model_source import base_source, model_source, set_up_module
+from distcore.model.optim import optimizer_factory, scheduler_for
+from distcore.model.row_dropout import RowMasks, other_generators, use_row_masks
+from distcore.model.running_statistics import count_each_batch_once
+from distcore.plugin.batching.columns import read
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.datasets import counts_of, padded_rows
+from distcore.plugin.task.frozen import INITIAL
+from distcore.plugin.task.losses import Loss, SumOfRows, terms
+from distcore.plugin.task.per_epoch import in_epoch
+from distcore.plugin.task.phases import parameters_by_phase
+from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
+from distcore.resolve.complete import computed_plainly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """Some optimizer steps in plain PyTorch."""
+
+    losses: list[float]
+    """Mean loss over the items of the global batch, one value per step."""
+    norms: list[float]
+    """L2 norm of the gradient before clipping, one value per step."""
+    state: dict[str, Tensor]
+    """Each parameter and buffer after the last step, on the CPU, by its name in the model."""
+    draws: bool
+    """True if a forward pass drew from torch's, Python's or numpy's generator: numbers that follow from the rank."""
+
+
+class PlainCopy:
+    """A job's model a second time, as it was before its strategy touched it, and what its steps need."""
+
+    def __init__(self, config: RunConfig, task: Task, data: Datasets) -> None:
+        """Remember the job. ``data`` are the datasets as the task prepared them."""
+        self.config = computed_plainly(config)
+        # A task may keep its model in itself: the second build must not replace the run's.
+        own = BoundTask.of(task)
+        self.task = BoundTask(copy(own.task))
+        self.data = data.mapped(padded_rows) or data
+        self.model = nn.Module()
+        """The model, on the CPU until it is used."""
+        self.frozen: dict[str, nn.Module] = {}
+        """The task's frozen models by name."""
+        self.start: dict[str, Tensor] = {}
+        """Each parameter and buffer before the first step, on the CPU."""
+
+    def build(self, built: nn.Module) -> None:
+        """Build the model again, without a trace in any generator, and take over the values of ``built``.
+
+        A copy by ``deepcopy`` would lack the hooks of parameters. Where ``built`` is on the meta device, the seed alone
+        gives both the same values.
+        """
+        with untouched_generators():
+            self.model = model_source(self.config, self.task, self.data).build()
+            set_up_module(self.config, self.task, self.model, training=False)
+            count_each_batch_once(self.model)  # where the model itself recomputes activations
+            self.frozen = self._build_frozen()
+        made = dict(_tensors_of(built))
+        with torch.no_grad():
+            for name, tensor in _tensors_of(self.model):
+                if name in made and not made[name].is_meta:
+                    tensor.copy_(made[name])
+        self.start = state_of(self.model)
+
+    def _build_frozen(self) -> dict[str, nn.Module]:
+        frozen: dict[str, nn.Module] = {}
+        for name, given in self.task.frozen(self.config, self.data).items():
+            if given == INITIAL:  # without the adapter
+                source = base_source(self.config, self.task, self.data)
+            else:
+                source = frozen_source(self.config, self.task, self.data, given)
+            frozen[name] = source.build().requires_grad_(False).eval()
+        return frozen
+
+    def reset(self) -> None:
+        """Give the model the values that it had before the first step."""
+        with torch.no_grad():
+            for name, tensor in _tensors_of(self.model):
+                tensor.copy_(self.start[name])
+
+    def to(self, device: torch.device) -> None:
+        """Move the models to the rank's device."""
+        for model in (self.model, *self.frozen.values()):
+            model.to(device)
+
+
+def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1) -> Replayed:
+    """Train the copy for the first ``steps`` optimizer steps, each as one batch on this device.
+
+    With ``parts`` above 1 the rows of a step pass through the model in so many groups, whose gradients add up: what
+    mixes rows then has another result. Leaves all generators as they were.
+    """
+    plain.to(run.world.device)
+    plain.model.train()
+    replayer = _Replayer(plain, run, parts)
+    with untouched_generators(), use_row_masks(run) as masks:
+        if masks:
+            masks.is_new = False  # the run's own first pass has told
+        results = [replayer.step(number, epoch, rows, masks) for number, epoch, rows in replayer.coming(steps)]
+    return Replayed(
+        losses=[loss for loss, _ in results],
+        norms=[norm for _, norm in results],
+        state=state_of(plain.model),
+        draws=replayer.draws,
+    )
+
+
+class _Replayer:
+    """The state of one replay: its optimizer, schedule and datasets."""
+
+    def __init__(self, plain: PlainCopy, run: Run, parts: int) -> None:
+        self._plain, self._run, self._parts = plain, run, parts
+        config, task, model = plain.config, plain.task, plain.model
+        self._optimizer = optimizer_factory(config, task.phases)(model)
+        self._schedule = scheduler_for(config, self._optimizer, run.total_steps, run.steps_per_epoch)
+        self._trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._by_phase = parameters_by_phase(task.phases, self._trained)
+        self._losses = task.losses_of_phases(_not_logged) if self._by_phase else {"": task.loss_that_logs(_not_logged)}
+        self.draws = False
+
+    def coming(self, steps: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield number, epoch and rows of each step."""
+        plan = training_plan(self._plain.config, self._plain.data.train)
+        for number, (epoch, rows) in enumerate(islice(global_batches(plan), steps)):
+            yield number, epoch, np.sort(rows) if self._plain.task.whole_batch else rows
+
+    def step(self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None) -> tuple[float, float]:
+        """Make one optimizer step; return its mean loss and the norm of its gradient."""
+        total, squares = 0.0, 0.0
+        dataset = in_epoch(self._plain.data.train, epoch)
+        for phase, loss in self._losses.items():
+            self._train_only(self._by_phase[phase] if phase else self._trained)
+            self._optimizer.zero_grad()
+            seed_step(self._run, number, masks)  # the main rank has the first data shard
+            for part in np.array_split(rows, min(self._parts, len(rows))):
+                total += self._backward(dataset, part, rows, loss, masks)
+            self._train_only(self._trained)
+            trained = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+            squares += clip_gradients(trained, self._plain.config.clip) ** 2
+            self._optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
+        return total, squares**0.5
+
+    def _backward(
+        self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, loss: Loss, masks: RowMasks | None
+    ) -> float:
+        """Add the gradient of some rows' share of the mean loss over ``rows``; return the share."""
+        device = self._run.world.device
+        batch = to_device(dataset.batch(part), device)
+        if self._plain.frozen:
+            with torch.no_grad(), self._autocast():
+                batch = self._plain.task.consult(self._plain.frozen, batch)
+        by_masks, before = masks.drawn if masks else 0, other_generators()
+        by_row = masks.begin_rows(part, device, batch) if masks else nullcontext()
+        with by_row, self._autocast(), CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+            share = self._share(dataset, part, rows, batch, loss)
+        by_masks = masks.drawn - by_masks if masks else 0
+        self.draws = self.draws or drawn.count > by_masks or before != other_generators()
+        share.backward()  # type: ignore[no-untyped-call]
+        return float(share.detach())
+
+    def _share(self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, batch: Batch, loss: Loss) -> Tensor:
+        task, model = self._plain.task, self._plain.model
+        if task.whole_batch:
+            return task.batch_loss(task.embed(model, batch), torch.as_tensor(part))
+        if isinstance(loss, SumOfRows):
+            loss.rows = len(part)
+        total, further = terms(loss(model, batch))
+        share = _mean(total, dataset.items, rows)
+        for name, term in further.items():
+            share = share + _mean(term, counts_of(dataset)[name], rows)
+        return share
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        # A block of its own for each pass: autocast keeps its copies of the weights until the outermost one ends.
+        dtype = DTYPES.get(self._plain.config.precision)
+        return torch.autocast(self._run.world.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def _train_only(self, names: set[str] | frozenset[str]) -> None:
+        for name, parameter in self._plain.model.named_parameters():
+            parameter.requires_grad_(name in names)
+
+
+def global_batches(plan: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield epoch and row numbers, int64 ``(rows,)``, of each optimizer step, without end."""
+    for epoch in count():
+        for step in range(plan.steps):
+            yield epoch, plan.rows(epoch, step)
+
+
+def clip_gradients(parameters: list[nn.Parameter], clip: Clip) -> float:
+    """Clip as the config says, the whole norm first; return the norm before, computed in fp64."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = math.hypot(*(float(gradient.detach().double().norm()) for gradient in gradients))
+    if clip.norm is not None:
+        factor = min(1.0, clip.norm / (norm + 1e-6))  # as torch has it
+        for gradient in gradients:
+            gradient.mul_(factor)
+    if clip.value is not None:
+        for gradient in gradients:
+            gradient.clamp_(-clip.value, clip.value)
+    return norm
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of each parameter and buffer, on the CPU, by name."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors_of(model)}
+
+
+@contextmanager
+def untouched_generators() -> Iterator[None]:
+    """Leave torch's, Python's and numpy's generators as they were, whatever the ``with`` block draws."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _mean(total: Tensor, column: Any, rows: np.ndarray) -> Tensor:
+    """Return a sum divided by the items of all ``rows``; a step without items has no gradient."""
+    items = int(read(column, rows).sum())
+    return total / items if items else total * 0.0
+
+
+def _not_logged(*_: object, **__: object) -> None:
+    """Take a value that a task logs: the run itself has logged it."""
