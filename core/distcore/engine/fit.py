@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 from collections.abc import Collection, Iterator
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from distcore.checkpoint.rescue import Rescue, can_save_alone
+from distcore.checkpoint.retention import checkpoints_in
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig
 from distcore.engine.best import Best, out_of_patience, update_best
@@ -18,7 +20,7 @@ from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_stop, agree_on_tally
 from distcore.engine.proof import Proof
-from distcore.errors import StoppedError
+from distcore.errors import StoppedError, TrainingError
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -74,6 +76,9 @@ def fit(
                 continue
             if not logs:
                 stopping = agree_on_stop(run, hooks, bool(signals))
+                meter.find_lost(run, hooks, progress)
+            if done:
+                refuse_lost(meter, saver, config, best)
             with meter.pause():
                 improved = False
                 if evaluating:
@@ -81,18 +86,52 @@ def fit(
                     hooks.on_evaluation_end(run, progress, last)
                     best, improved = update_best(progress, best, last, metric, directions)
                     ended = ended or out_of_patience(config, best)
-                if saving or improved or ended or stopping:
+                if meter.lost_since is not None:
+                    log.warning("step %d is not saved: %s", progress.step, lost_words(meter.lost_since))
+                elif done and evaluating and not is_finite_loss(last):
+                    raise TrainingError(
+                        f"the loss of the evaluation is not finite after the last step; {remedy(config, best)}"
+                    )
+                elif saving or improved or ended or stopping:
                     saver.save(progress, asdict(best) if best else None, meter.unlogged(run, hooks))
             if stopping or ended:
                 break
             rescue.is_whole(progress)
         saver.wait()
+        if ended:
+            refuse_lost(meter, saver, config, best)
     if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
         log.info("%s: ended after step %d", why, progress.step)
     elif stopping:
         line = f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}"
         raise StoppedError(line, *(128 + number for number in signals[:1]))
     return progress, best, last
+
+
+def refuse_lost(meter: Meter, saver: Saver, config: RunConfig, best: Best | None) -> None:
+    """Raise TrainingError if the loss is not finite at the end of the run."""
+    if meter.lost_since is not None:
+        saver.wait()  # the message names the newest checkpoint
+        raise TrainingError(f"{lost_words(meter.lost_since)}; {remedy(config, best)}")
+
+
+def lost_words(step: int) -> str:
+    """Return since which step the loss is not finite."""
+    return f"the loss is not finite since step {step}"
+
+
+def is_finite_loss(evaluation: Evaluation | None) -> bool:
+    """Return False if an evaluation of some rows has a loss that is no number."""
+    loss = evaluation.metrics.get("loss") if evaluation and evaluation.evaluated else None
+    return not isinstance(loss, float) or math.isfinite(loss)
+
+
+def remedy(config: RunConfig, best: Best | None) -> str:
+    """Return what to do about a loss that is not finite, and which weights are left."""
+    saved = checkpoints_in(Path(str(config.out), "checkpoints"))
+    kept = f"{saved[0].name} is the last checkpoint with a finite loss" if saved else "no checkpoint was saved before"
+    kept += f", step {best.step} the best by {best.metric}" if best else ""
+    return f"{kept}; try a lower --lr, a warm-up, --precision fp32, or the extension nan_guard, which ends at once"
 
 
 @contextmanager

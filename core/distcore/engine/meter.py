@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,12 +28,16 @@ class Meter:
         self._seconds_at_last = 0.0
         self._loss: Tensor | float = 0.0
         self._loss_before, self._items = unlogged
+        self._losses: list[Tensor] = []
+        self.lost_since: int | None = None
+        """First of the latest steps whose losses are not finite on some rank; ``None`` if the latest one is finite."""
         self._running_since = time.perf_counter()
 
     def add(self, loss: Tensor, items: int) -> None:
         """Add the loss of one step, as ``steps`` yields it: the mean over so many items; it stays on the device."""
         self._loss = loss.double() * items + self._loss
         self._items += items
+        self._losses.append(loss)
 
     def unlogged(self, run: Run, hooks: Hooks) -> tuple[float, int]:
         """Return the sum of the loss since the last log line, and the items in it; every rank calls."""
@@ -55,6 +60,10 @@ class Meter:
         """
         loss = self._own_loss(run)
         wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, loss.new_tensor(float(requested)))
+        if math.isfinite(total):
+            self.lost_since, self._losses = None, []
+        else:
+            self.find_lost(run, hooks, progress)
         self._tick()
         seconds = self.seconds - self._seconds_at_last
         record: dict[str, float] = {
@@ -72,6 +81,23 @@ class Meter:
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
         self._loss_before, self._items = 0.0, 0
         return record, requests > 0, wishes
+
+    def find_lost(self, run: Run, hooks: Hooks, progress: Progress) -> None:
+        """Look for losses that are not finite among those that were not looked at yet; every rank calls."""
+        lost_here = self.lost_since or 0  # 0: the latest loss is finite
+        if self._losses:
+            finite = torch.stack(self._losses).isfinite().tolist()
+            oldest = progress.step - len(finite) + 1
+            finite_steps = [oldest + place for place, is_finite in enumerate(finite) if is_finite]
+            if finite[-1]:
+                lost_here = 0
+            elif finite_steps:
+                lost_here = finite_steps[-1] + 1
+            else:
+                lost_here = lost_here or oldest
+            self._losses = []
+        numbers = hooks.gather_outputs(run, {"lost": torch.tensor([lost_here], device=run.world.device)})["lost"]
+        self.lost_since = min((number for number in numbers.tolist() if number), default=None)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
