@@ -17,14 +17,18 @@ from torch import Tensor, nn
 
 from distcore import (
     BatchPlan,
+    BuiltModel,
     Clip,
     MicroBatch,
+    ModelSource,
     OptimizerFactory,
     PreparedModel,
     Run,
+    RunConfig,
     Sampler,
     State,
     StepResult,
+    World,
     defaults,
     gather_rows,
     hookimpl,
@@ -374,6 +378,27 @@ class SavesTheFrozenModel(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         return defaults.save_checkpoint(run) | {f"model/{name}.weight": torch.ones(1) for name in run.frozen}
+
+
+@mutant("checkpoint", "weights-of-files", "tied, and another head")
+class TiesWhatItsConfigTies(DDPStrategy):
+    @hookimpl
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
+        made, model = source.meta_model(), source.build()
+        if made.get_parameter("head.weight") is made.get_parameter("embedding.weight"):
+            model.get_submodule("head").weight = model.get_parameter("embedding.weight")
+        return BuiltModel(model=model)
+
+
+@mutant("checkpoint", "frozen-of-files")
+class ScalesTheFrozenModel(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        if make_optimizer is None:
+            for parameter in model.parameters():
+                parameter.data *= 1.1
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
 
 
 @mutant("checkpoint", "saved-by-one-rank")

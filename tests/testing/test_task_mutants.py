@@ -295,6 +295,17 @@ class SeedsItself(Sound):
         return super().build_model(config, data)
 
 
+@breaks("same-weights-in-parts")
+class CountsItsModels(Sound):
+    models: ClassVar[list[int]] = []
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model, number = super().build_model(config, data), len(self.models)
+        self.models.append(number)
+        nn.init.constant_(model.get_parameter("head.bias"), number)
+        return model
+
+
 @breaks("reopens-without-data")
 class BuildsFromItsRows(Sound):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:

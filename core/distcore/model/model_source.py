@@ -20,7 +20,7 @@ from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
-from distcore.model.pretrained_slices import replay_files
+from distcore.model.pretrained_slices import check_values, replay_files
 from distcore.model.running_statistics import count_each_batch_once
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.contract import BaseModelRef, BuiltModel, Compilations, ModelSource, WeightStream
@@ -102,7 +102,10 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
 
     def build() -> nn.Module:
         torch.manual_seed(config.seed)
-        return make()
+        module = make()
+        if folder:
+            check_values(module, folder)
+        return module
 
     def as_made() -> nn.Module:
         try:

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore.errors import MetaModelError
+from distcore.errors import MetaModelError, ModelError
 from distcore.plugin.strategy.contract import LocalRange, WeightStream
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,6 +27,12 @@ OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm
 """Map each current name to its name in old files."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
 """The dtypes that weights and buffers can have, by their names in the safetensors format."""
+
+COMPARED_AT_ONCE = 2**24
+"""Elements of each of two tensors that are in memory while they are compared."""
+
+COMPARED_OF_EACH = 4096
+"""Elements of each parameter that are compared after a whole load."""
 
 
 class NotSliceable(MetaModelError):
@@ -86,11 +92,49 @@ def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
     index = _index(folder)
     files, aliases = dict(_match(meta_model, index)), _aliases(meta_model)
     missing = [name for name in aliases if name not in files]
-    _check_unread(meta_model, missing, set(index) - {key for _, key in files.values()}, index)
+    # With further copies of a tied weight, which were compared with the one that is read.
+    keys_read = {key for name, keys in _keys_in_files(meta_model, index) if name in files for key in keys}
+    _check_unread(meta_model, missing, set(index) - keys_read, index)
     unsaved = [name for name, _ in meta_model.named_buffers() if name not in aliases]
     initialized = _initialize(meta_model, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
     meta_model.float()
     return Weights(files=files, initialized=initialized)
+
+
+def check_values(module: nn.Module, folder: Path) -> None:
+    """Raise ModelError, one line, if ``module``, built whole, has other weights than the files in ``folder``.
+
+    A strategy that reads slices takes them from the files, and would train another model. The first elements of each
+    parameter are compared; a model whose files nobody could read in slices is not.
+    """
+    try:
+        index = _index(folder)
+        keys = {name: keys[0] for name, keys in _keys_in_files(module, index)}
+        missing = [name for name in _aliases(module) if name not in keys]
+        _check_unread(module, missing, set(index) - set(keys.values()), index)
+    except NotSliceable:
+        return
+    for path in sorted({index[key] for key in keys.values()}):
+        with safe_open(path, "pt") as file:
+            for name, parameter in module.named_parameters():
+                if name in keys and index[keys[name]] == path and not _begins_as(parameter, file, keys[name]):
+                    raise ModelError(
+                        f"the model's {name} has other values than {keys[name]} in {path}: read the weights where the "
+                        "model is built, or name no folder for them"
+                    )
+
+
+def _begins_as(parameter: Tensor, file: Any, key: str) -> bool:
+    """Return True if a tensor of the file has another shape, or begins as ``parameter``, in whatever precision."""
+    stored = file.get_slice(key)
+    shape = tuple(stored.get_shape())
+    if shape != tuple(parameter.shape) or not shape or DTYPES.get(stored.get_dtype()) is None:
+        return True
+    rows = max(1, COMPARED_OF_EACH // max(1, prod(shape[1:])))
+    expected, actual = stored[:rows].float(), parameter.detach()[:rows].float().cpu()
+    # Some loads round to the dtype of the config; bf16 has 8 bits.
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(actual, expected, rtol=2**-7, atol=2**-7 * largest, equal_nan=True)
 
 
 def meta_tensors(folder: Path) -> dict[str, Tensor]:
@@ -121,13 +165,37 @@ def _index(folder: Path) -> dict[str, Path]:
 
 def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
     """Yield the name, the file and the name in the file of each tensor that the files hold in the model's shape."""
-    prefix = _prefix(meta_model)
     state = meta_model.state_dict()
-    for name, aliases in _aliases(meta_model).items():
+    for name, keys in _keys_in_files(meta_model, index):
+        if not _fits(name, state[name], index[keys[0]], keys[0]):
+            continue
+        for other in keys[1:]:  # a whole load may keep both, or take the other one
+            if not _are_equal((index[keys[0]], keys[0]), (index[other], other)):
+                raise NotSliceable(f"{keys[0]} and {other} differ in the files, and are one weight of the model")
+        yield name, (index[keys[0]], keys[0])
+
+
+def _keys_in_files(model: nn.Module, index: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each saved tensor that is in the files, and its names there; a tied weight may have several."""
+    prefix, known = _prefix(model), set(index)
+    for name, aliases in _aliases(model).items():
         spellings = (spelling for alias in aliases for spelling in _spellings(alias, prefix))
-        key = next((spelling for spelling in spellings if spelling in index), None)
-        if key is not None and _fits(name, state[name], index[key], key):
-            yield name, (index[key], key)
+        if keys := [spelling for spelling in dict.fromkeys(spellings) if spelling in known]:
+            yield name, keys
+
+
+def _are_equal(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+    """Compare two tensors of files, each given by file and name, some rows at a time."""
+    with safe_open(one[0], "pt") as first_file, safe_open(other[0], "pt") as second_file:
+        first, second = first_file.get_slice(one[1]), second_file.get_slice(other[1])
+        shape = tuple(first.get_shape())
+        if shape != tuple(second.get_shape()) or first.get_dtype() != second.get_dtype():
+            return False
+        if not shape:
+            return torch.equal(first_file.get_tensor(one[1]), second_file.get_tensor(other[1]))
+        rows = max(1, COMPARED_AT_ONCE // max(1, prod(shape[1:])))
+        starts = range(0, shape[0], rows)
+        return all(torch.equal(first[start : start + rows], second[start : start + rows]) for start in starts)
 
 
 def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distcore.plugin.strategy.contract import WeightStream
 from distcore.plugin.task.ragged import Ragged
 
 
@@ -70,6 +71,24 @@ def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
     if isinstance(one, Ragged) and isinstance(other, Ragged):
         return torch.equal(one.lengths, other.lengths) and torch.equal(one.values, other.values)
     return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+
+
+def differing_weights(model: nn.Module, values: WeightStream, whole: nn.Module) -> list[str]:
+    """Return the names of the parameters and buffers that ``whole`` has otherwise, in values or in what shares them.
+
+    ``model`` is on the meta device, with its buffers; ``values`` are those of its parameters.
+    """
+    parameters, expected = dict(model.named_parameters()), dict(whole.named_parameters())
+    differing = parameters.keys() ^ expected.keys()
+    for name, value in values(lambda name: (0, parameters[name].numel())):
+        whole_value = expected.get(name)
+        if whole_value is not None and not torch.equal(value.to(whole_value.dtype), whole_value.detach().reshape(-1)):
+            differing.add(name)
+    buffers = dict(model.named_buffers())
+    for name, value in whole.named_buffers():
+        if name not in buffers or not torch.equal(buffers[name], value):
+            differing.add(name)
+    return sorted(differing)
 
 
 def count_differing(one: Any, other: Any) -> int:

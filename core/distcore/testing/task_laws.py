@@ -11,6 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from distcore.checkpoint.distance import difference
 from distcore.checkpoint.job_state import fingerprint
+from distcore.engine.frozen import frozen_source
+from distcore.errors import MetaModelError
+from distcore.model.model_source import model_source
 from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
 from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
@@ -19,7 +22,15 @@ from distcore.plugin.task.phases import parameters_by_phase
 from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip, needs
 from distcore.testing.register import task_law
-from distcore.testing.task_comparison import AlwaysTraining, Launcher, count_differing, gradient, largest, same
+from distcore.testing.task_comparison import (
+    AlwaysTraining,
+    Launcher,
+    count_differing,
+    differing_weights,
+    gradient,
+    largest,
+    same,
+)
 from distcore.testing.task_lab import TaskLab, change_random_state, on_another_rank
 
 MOST_ROWS = 100_000
@@ -245,6 +256,30 @@ def same_weights_again(lab: TaskLab) -> Measured:
     one, other = lab.build().state_dict(), lab.build().state_dict()
     differing = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
     return _none_of(differing, "tensors that differ")
+
+
+@task_law("checkpoint")
+def same_weights_in_parts(lab: TaskLab) -> Measured:
+    """A model whose weights are read or drawn in parts equals one that is built whole; so do frozen models."""
+    config, task, data = lab.config, lab.task, lab.data
+    sources = {"": model_source(config, task, data)}
+    if task.has("frozen"):
+        frozen = task.frozen(config, data)
+        sources |= {f"frozen {name}: ": frozen_source(config, task, data, given) for name, given in frozen.items()}
+    differing, reasons = list[str](), list[str]()
+    for what, source in sources.items():
+        if source.replay is None:
+            reasons.append("nothing of it is read in parts")
+            continue
+        try:
+            model, values = source.replay()
+        except MetaModelError as reason:  # each rank builds it whole, then
+            reasons.append(str(reason))
+            continue
+        differing += [f"{what}{name}" for name in differing_weights(model, values, source.build())]
+    if len(reasons) == len(sources):
+        raise Skip(f"every rank builds it whole: {reasons[0]}")
+    return _none_of(differing, "parameters that differ")
 
 
 @task_law("checkpoint")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from distcore.config import RunConfig
 from distcore.plugin.task.datasets import counts_of
-from distcore.plugin.task.frozen import INITIAL, Initial
+from distcore.plugin.task.frozen import INITIAL, FrozenModel, Initial
 from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.step import Step
 from distcore.plugin.task.task import Dataset, Datasets
@@ -31,6 +33,9 @@ COUNTS = {
     "mask": torch.tensor([True, False]),
 }
 """Values of the additional buffers, as a training could leave them."""
+
+WEIGHTS_FILE = "model.safetensors"
+"""The file of weights in a folder."""
 
 
 class CountedRows(RandomRows):
@@ -326,3 +331,68 @@ class Chunked(Problem):
     def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
         """Return it from whole logits."""
         return super().loss(module, dataset.batch(rows)) / len(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromFiles(Problem):
+    """Has the weights of a folder's files, which may have a head of its own for a model that is built with a tied one.
+
+    A whole load then keeps both, as ``from_pretrained`` of transformers does.
+    """
+
+    folder: Path
+    """The folder of the files, which ``write_files`` has written."""
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the folder."""
+        return self.folder
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model with the weights of the files; on the meta device, as its settings have it."""
+        return filled(super().build_model(config, data), self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught(Referenced):
+    """Stays near a frozen model that has the weights of a folder's files."""
+
+    folder: Path
+    """The folder of the files, which ``write_files`` has written."""
+
+    def frozen(self, config: RunConfig, data: Datasets) -> dict[str, FrozenModel]:  # type: ignore[override]
+        """Return the model of the files."""
+        return {"reference": FrozenModel(self.teacher, self.folder)}
+
+    def teacher(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the frozen model."""
+        return filled(super().build_model(config, data), self.folder)
+
+    def mean_loss(self, module: nn.Module, began: nn.Module, dataset: Dataset, rows: np.ndarray) -> Tensor:
+        """Return it for the model of the files in place of ``began``."""
+        device = next(began.parameters()).device
+        return super().mean_loss(module, filled(began, self.folder).to(device), dataset, rows)
+
+
+def write_files(folder: Path, problem: Problem, has_own_head: bool) -> None:
+    """Write the weights of a new model of ``problem`` to ``folder``, and with ``has_own_head`` another head.
+
+    Without it the head of a model that ties it is left out, as in files of transformers.
+    """
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(1)
+    model = Classifier(tied=problem.tied, blocks=problem.blocks)
+    tensors = {name: value.clone() for name, value in model.named_parameters()}
+    if has_own_head:
+        tensors["head.weight"] = torch.randn_like(model.head.weight)
+    save_file(tensors | dict(model.named_buffers()), folder / WEIGHTS_FILE)
+
+
+def filled(model: Any, folder: Path) -> nn.Module:
+    """Return ``model`` with the weights of the files in ``folder``; on the meta device, as it is."""
+    if next(model.parameters()).is_meta:
+        return model  # type: ignore[no-any-return]
+    tensors = load_file(folder / WEIGHTS_FILE)
+    if "head.weight" in tensors:
+        model.head.weight = nn.Parameter(tensors["head.weight"])
+    model.load_state_dict(tensors, strict=False)
+    return model  # type: ignore[no-any-return]

@@ -6,8 +6,10 @@ them. Modules without pretrained weights, such as a new classifier head, are ful
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 __all__ = ["inject", "off", "recipe", "resolve", "take_out", "widen"]
+
+log = logging.getLogger("distcore")
 
 ADAPTER = "default"
 """peft's name of the adapter, which is also part of its parameters' names."""
@@ -113,20 +117,51 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
 
 
 def take_out(module: Any, merge: bool) -> Any:
-    """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
+    """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module.
+
+    A merged layer that shared its weight with another one, as a tied head does, has a weight of its own then.
+    """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
     [adapter] = module.peft_config
+    layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, LoraLayer)]
+    if merge:
+        for _, layer in layers:
+            _own_weights(module, layer.get_base_layer())
+            layer.merge()
+    taken_out: list[str] = []
     for path, layer in list(module.named_modules()):
+        if any(path.startswith(f"{outer}.") for outer in taken_out):
+            continue  # such as the second of two matrices of experts, around which the first is wrapped
         if isinstance(layer, ModulesToSaveWrapper):  # a module that was trained whole
             _replace(module, path, layer.modules_to_save[adapter] if merge else layer.original_module)
         elif isinstance(layer, LoraLayer):
-            if merge:
-                layer.merge()
             _replace(module, path, layer.get_base_layer())
+            taken_out.append(path)
     del module.peft_config
+    if merge:
+        _describe_ties(module)
     return module
+
+
+def _own_weights(module: nn.Module, layer: nn.Module) -> None:
+    """Give ``layer`` of ``module`` copies of the parameters that another layer has, too: a merge changes them."""
+    users = Counter(id(value) for part in module.modules() for value in part.parameters(recurse=False))
+    for name, value in list(layer.named_parameters(recurse=False)):
+        if users[id(value)] > 1:
+            setattr(layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+
+
+def _describe_ties(module: Any) -> None:
+    """Have a transformers model, and its config, say that weights that are two after a merge are no longer tied."""
+    ties: dict[str, str] = getattr(module, "all_tied_weights_keys", None) or {}
+    for tied, source in list(ties.items()):
+        if module.get_parameter(tied) is not module.get_parameter(source):
+            del ties[tied]
+            log.info("%s and %s are two weights now: lora changed one of them", tied, source)
+            if not ties:  # else transformers finds that they differ, as it reads them
+                module.config.tie_word_embeddings = False
 
 
 def _replace(module: nn.Module, path: str, child: nn.Module) -> None:

@@ -21,7 +21,7 @@ from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
 from distcore.testing.register import law
 from distcore.testing.store import await_true
-from distcore.testing.variants import COUNTS, Counts, Referenced
+from distcore.testing.variants import COUNTS, Counts, FromFiles, Referenced, Taught, write_files
 
 STEPS, HALF = 10, 5
 """Optimizer steps of a run, and those before its checkpoint."""
@@ -106,6 +106,39 @@ def round_trip(lab: Lab) -> Measured:
         errors += [(float("inf"), f"{name} is {again[name].dtype}") for name in wrong]
     error, where = max(errors)
     return Measured(error=error, bound=EXACT, note=f"{len(state)} tensors, worst {where}")
+
+
+@law("checkpoint")
+def weights_of_files(lab: Lab) -> Measured:
+    """A model of files has the weights of a whole load: a tied head, one of its own, and one beside a tied one."""
+    cases = {"untied": (False, False)}
+    if "tied-parameters" not in lab.hooks.capabilities.exempt:
+        cases |= {"tied": (True, False), "tied, and another head": (True, True)}
+    errors = []
+    for name, (tied, has_own_head) in cases.items():
+        problem = FromFiles(tied=tied, folder=_files(lab, Problem(tied=tied), has_own_head))
+        job = lab.job(problem)
+        measured = distance(job.train(1), solve(job.task, job.run.config, 1))
+        errors.append((measured.error, f"{name}: {measured.note}"))
+    error, where = max(errors)
+    return Measured(error=error, bound=FP32, note=where)
+
+
+@law("checkpoint")
+def frozen_of_files(lab: Lab) -> Measured:
+    """A frozen model of files answers as one that was loaded whole."""
+    needs_calls(lab)
+    job = lab.job(Taught(folder=_files(lab, Problem(), has_own_head=False)))
+    return distance(job.train(1), solve(job.task, job.run.config, 1))
+
+
+def _files(lab: Lab, problem: Problem, has_own_head: bool) -> Path:
+    """Return a folder with the weights of another model of ``problem``, which rank 0 writes."""
+    folder = lab.folder / f"files-{problem.tied}-{has_own_head}"
+    if lab.world.is_main:
+        write_files(folder, replace(problem, blocks=lab.blocks), has_own_head)
+    lab.share(None)  # so that all ranks find it whole
+    return folder
 
 
 @law("checkpoint")

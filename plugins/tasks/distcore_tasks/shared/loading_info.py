@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def loading_info(model_class: Any, folder: Path, headers: Mapping[str, Tensor], **settings: Any) -> dict[str, Any]:
-    """Return transformers' loading info of a model of ``model_class`` with the weights of ``folder``.
+def loaded_by_names(
+    model_class: Any, folder: Path, headers: Mapping[str, Tensor], **settings: Any
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a model of ``model_class`` on the meta device as transformers loads ``folder``, and its loading info.
 
     It knows the older names of parameters in files, and what is tied. ``headers``: ``meta_tensors`` of the folder; if
     it has none, transformers reads its other files. ``settings`` go to ``from_pretrained``.
     """
     weights: dict[str, Any] = {"state_dict": dict(headers)} if headers else {}
     with _device_maps_without_accelerate():
-        _, info = model_class.from_pretrained(
+        model, info = model_class.from_pretrained(
             None if headers else folder,
             device_map="meta",  # every parameter, so that none gets storage
             local_files_only=True,
@@ -28,7 +30,7 @@ def loading_info(model_class: Any, folder: Path, headers: Mapping[str, Tensor], 
             **weights,
             **settings,
         )
-    return dict(info)
+    return model, dict(info)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
     if not unmatched:
         # Tasks with a bare encoder leave out its pooler.
         if heads := sorted(path for path in new if not path.startswith("pooler.")):
-            _say_once(f"model {name}: new weights for its head: {_first(heads)}")
+            say_once(f"model {name}: new weights for its head: {_first(heads)}")
         return
     unused = sorted(report["unexpected_keys"])
     instead = f"; what they have instead: {_first(unused)}" if unused else ""
@@ -40,7 +40,8 @@ def check_matched(name: str, model: Any, report: Mapping[str, Any]) -> None:
 
 
 @cache
-def _say_once(line: str) -> None:  # a rank may build one on the meta device, and the model after it
+def say_once(line: str) -> None:
+    """Log ``line`` the first time; a rank may build a model on the meta device, and the model after it."""
     log.info("%s", line)
 
 

@@ -177,7 +177,8 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
     import torch
 
     from distcore import meta_tensors  # with torch
-    from distcore_tasks.shared.loading_info import loading_info
+    from distcore_tasks.shared.loading_info import loaded_by_names
+    from distcore_tasks.shared.tied_weights import describe_ties, keep_apart  # with torch
 
     with silence_transformers(), one_line_errors(f"model {name}: cannot be loaded"):
         import transformers
@@ -194,8 +195,9 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             # The names and shapes in the files alone; transformers does not load under the meta device.
             with torch.device("cpu"):
                 headers = meta_tensors(folder)
-                report = loading_info(type(meta_model), folder, headers, **settings)
-            check_matched(name, meta_model, report)
+                loaded, report = loaded_by_names(type(meta_model), folder, headers, **settings)
+                check_matched(name, meta_model, report)
+                keep_apart(name, meta_model, loaded, folder)
             if not headers:
                 meta_model.safetensors_folder = partial(safetensors_folder, folder)
             if (folder / GENERATION).is_file():  # from_config does not read it
@@ -203,6 +205,7 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             return meta_model  # type: ignore[no-any-return]  # transformers leaves it untyped
         model, report = loader.from_pretrained(folder, local_files_only=True, output_loading_info=True, **settings)
         check_matched(name, model, report)
+        describe_ties(name, model, folder)
     whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights
     return whole
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from distcore import ModelError, RunConfig
 from distcore.model.model_source import source_of
-from distcore_tasks.shared.matched_weights import _say_once
+from distcore_tasks.shared.matched_weights import say_once
 from distcore_tasks.shared.pretrained import load_model
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -102,7 +102,7 @@ def test_how_to_generate_is_read_with_the_weights(device: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_new_head_is_named_once(folder: Path, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    _say_once.cache_clear()
+    say_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="distcore"):
         load(folder, device)
         load(folder, device)
