@@ -373,7 +373,8 @@ def test_random_numbers_of_a_row_depend_on_seed_epoch_and_row() -> None:
 
 def test_data_that_vary_repeat_themselves_after_a_resume_and_in_loader_processes(tmp_path: Path) -> None:
     data = Masked(20)  # three steps per epoch
-    train(config(tmp_path / "whole", max_steps=8, save_every=4), Masking(data=data))
+    # Without the proof of the first steps, which takes the rows of epoch 0 once more.
+    train(config(tmp_path / "whole", max_steps=8, save_every=4, prove="off"), Masking(data=data))
     assert data.seen == [0, 1, 2]
     again = Masked(20)
     resumed = str(tmp_path / "whole/checkpoints/step-00000004")
