@@ -15,7 +15,7 @@ from work_folder import install
 
 from distcore import RankError, RunConfig, registry, train
 from distcore.engine.trainer import load_extensions
-from distcore.errors import StrategyError
+from distcore.errors import StrategyError, TrainingError
 from distcore.extensions.progress import ProgressLine, describe, describe_evaluation, time_left
 from distcore.files import is_held
 
@@ -214,7 +214,8 @@ def test_metrics_keeps_its_lines_until_a_resumed_run_has_one_of_its_own(config: 
 
 @pytest.mark.needs("distcore-tasks")
 def test_metrics_writes_null_for_what_is_not_a_number(config: RunConfig) -> None:
-    train(config.model_copy(update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}))
+    with pytest.raises(TrainingError, match="the loss is not finite since step 2"):
+        train(config.model_copy(update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}))
     losses = [line["train/loss"] for line in lines_of("run/metrics.jsonl") if "train/loss" in line]
     assert any(loss is None or loss > 10 for loss in losses)
 

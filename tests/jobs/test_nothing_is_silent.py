@@ -232,9 +232,10 @@ def test_a_run_that_is_no_better_than_the_majority_says_so_and_why_that_may_be(
     assert code == 0
     assert said in out
     assert said in call("eval run", capfd)[1]
-    _, out, _ = call(f"{JOB} --lr 1e30 --max-steps 3 --out diverged", capfd)
-    assert "no better than always guessing the largest class: the loss is nan; try a lower --lr\n" in out
-    assert "is not a number (NaN) somewhere; training may have diverged: lower --lr" in call("eval diverged", capfd)[2]
+    code, _, err = call(f"{JOB} --lr 1e30 --max-steps 3 --out diverged", capfd)
+    assert code == 3
+    assert "the loss is not finite since step 2; no checkpoint was saved before; try a lower --lr" in err
+    assert "diverged: holds no checkpoint" in call("eval diverged", capfd)[2]
     _, out, _ = call(f"{JOB} --lr 1e-3 --max-steps 40 --out better", capfd)
     assert json.loads((work_folder / "better/report.json").read_text())["evaluation"]["accuracy"] == 1
     assert "largest class" not in out
