@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models_from_scratch import from_files, from_scratch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForMaskedLM,
@@ -78,7 +78,9 @@ class WithoutMetaModel(Problem):
     folder: Path
 
     def build_model(self, config, data):
-        return Classifier(dropout=torch.zeros(1).tolist()[0])
+        model = Classifier(dropout=torch.zeros(1).tolist()[0])
+        model.load_state_dict(load_file(self.folder / "model.safetensors"))
+        return model
 
     def weights_folder(self, config):
         return self.folder

@@ -73,6 +73,7 @@ def run(out: Path, task: str, *, once: bool = True, **changes: Any) -> dict[str,
         "optimizer": {"eps": 1e-2},
         "task_options": OPTIONS[task] | SMALL[task] | {"consult_once": once}, "eval_at_epoch_end": False,
         "micro_batch_size": 1, "precision": "fp32",
+        "prove": "off",  # its copy would ask, too
     }  # fmt: skip
     train(RunConfig.model_validate(config | changes))
     return dict(read_tensors(out / "checkpoints/step-00000010"))
