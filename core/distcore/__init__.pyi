@@ -80,6 +80,7 @@ from distcore.plugin.strategy.state import Piece as Piece
 from distcore.plugin.strategy.state import SavedState as SavedState
 from distcore.plugin.strategy.state import State as State
 from distcore.plugin.strategy.tally import Wish as Wish
+from distcore.plugin.task.causal import Causal as Causal
 from distcore.plugin.task.frozen import INITIAL as INITIAL
 from distcore.plugin.task.frozen import FrozenModel as FrozenModel
 from distcore.plugin.task.frozen import Initial as Initial

@@ -19,6 +19,7 @@ from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine import row_form
 from distcore.engine.best import Best, fingerprint_of_judged, resumed_best
+from distcore.engine.causality import check_causal
 from distcore.engine.evaluation import sanity_check
 from distcore.engine.finish import finish
 from distcore.engine.fit import fit
@@ -109,6 +110,7 @@ def begin(
     rows, content = fingerprint(data.train), RowContent(data.train)
     judged = fingerprint_of_judged(completed.config, task, data)
     run = agree(run, hooks, completed, rows, content)
+    check_causal(run, hooks, task, data.train)
     if spans_machines(rank_info):
         check_shared(run, hooks)
     run, data = row_form.settle(run, hooks, completed, data)

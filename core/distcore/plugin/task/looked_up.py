@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 from distcore.errors import TaskError
+from distcore.plugin.task.causal import Causal
 from distcore.plugin.task.spec import TaskSpec
 from distcore.plugin.task.task import Direction, OnResume, Task
 from distcore.plugin.task.task import declared_metrics as metrics_of
@@ -70,6 +71,14 @@ class LookedUp:
         A subclass, which may do anything, does not inherit this.
         """
         return bool(vars(type(self.task)).get("laws_hold", False))
+
+    @property
+    def causal(self) -> Causal | None:
+        """What a task declares whose model must not see later tokens; ``None`` for others."""
+        declared: object = getattr(self.task, "causal", None)
+        if declared is not None and not isinstance(declared, Causal):
+            raise TaskError(f"task {self.name}: causal is {declared!r}; expected a distcore.Causal")
+        return declared
 
     @property
     def exempt(self) -> Mapping[str, str]:

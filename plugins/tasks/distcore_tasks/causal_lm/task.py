@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, current_masks
+from distcore import Causal, Dataset, Datasets, FileRows, current_masks
 from distcore_data import read_records
 from distcore_tasks.causal_lm.dataset import SequenceDataset, empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED
@@ -19,6 +19,7 @@ from distcore_tasks.causal_lm.rows import given_column
 from distcore_tasks.causal_lm.shapes import SHAPES
 from distcore_tasks.causal_lm.streamed import StreamedSequences
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
+from distcore_tasks.shared.causal import causal
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.target_logits import SelectsLogits
@@ -53,6 +54,11 @@ class CausalLM(SelectsLogits, CausalOptions):
         data = tokenized(data)
         model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
         return self.with_chunked_head(config, data, self._family, model)
+
+    @property
+    def causal(self) -> Causal:
+        """No output follows from a later token; the core measures it before the first step."""
+        return causal(self)
 
     @property
     def _family(self) -> str:

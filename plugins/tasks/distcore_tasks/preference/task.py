@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Datasets
+from distcore import Causal, Datasets
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.preference.losses import kto_losses, row_losses
 from distcore_tasks.preference.options import PreferenceOptions
 from distcore_tasks.preference.pairs import PairTask, several_answers
+from distcore_tasks.shared.causal import causal
 from distcore_tasks.shared.tokenized import tokenized
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ class Preference(PreferenceOptions, PairTask):
     """
 
     laws_hold: ClassVar = True
+
+    @property
+    def causal(self) -> Causal:
+        """No output follows from a later token; the core measures it before the first step."""
+        return causal(self)
 
     @property
     def whole_batch(self) -> bool:

@@ -1,0 +1,120 @@
+"""The measurement of a task that declares itself causal: no output may follow from a later token.
+
+A model that sees the token which it is to predict copies it: its loss goes to zero and it has learned nothing. No
+list of model types tells, since a key of a config decides, so it is measured.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcore.distributed.agreement import broadcast_from_main
+from distcore.engine.evaluation import first_micro_batch
+from distcore.engine.mode import set_mode
+from distcore.engine.replay import untouched_generators
+from distcore.errors import TaskError
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.causal import Causal
+from distcore.plugin.task.per_epoch import in_epoch
+from distcore.plugin.task.task import Dataset
+
+log = logging.getLogger("distcore")
+
+MOST_TOKENS = 256
+"""Longest row that is tried: its logits stay small beside those of a micro-batch."""
+BOUNDS = {"fp32": 1e-5}
+"""Largest change of an earlier output relative to the largest output, by precision.
+
+Models without experts change nothing at all; with experts, their tokens are multiplied in other groups.
+"""
+HALF = 2e-2
+"""The same in half precision."""
+NOISE = 4
+"""So many times the difference between two equal calls, a change is one."""
+
+
+@torch.no_grad()
+def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> None:
+    """Raise TaskError, on all ranks, if the model of a causal task sees later tokens. Every rank calls."""
+    declared = task.causal
+    if declared is None or not len(dataset):
+        return
+    tokens = _tokens(run, hooks, task, declared, dataset)
+    half = tokens.shape[1] // 2
+    begins = tokens[:, :half]
+    with untouched_generators(), _not_compiled(run):
+        set_mode(run, training=False)
+        outputs = _outputs(run, task, tokens)[:, :half]
+        noise = _apart(_outputs(run, task, tokens)[:, :half], outputs)
+        # Twice, with other tokens: a router at a near-tie may take another expert by rounding, once.
+        others = (torch.cat([begins, _changed(tokens, shift)[:, half:]], 1) for shift in (1, 2))
+        change = min([_apart(_outputs(run, task, other)[:, :half], outputs) for other in others])
+        set_mode(run, training=True)
+    bound = max(BOUNDS.get(run.config.precision, HALF), NOISE * noise)
+    problem = ""
+    if not change <= bound:
+        problem = (
+            f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the end of a row "
+            f"change its output before them by {change:.0e} of the largest; {declared.advice}"
+        )
+    if problem := broadcast_from_main(run, hooks, problem):
+        raise TaskError(problem)
+
+
+def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: Dataset) -> Tensor:
+    """Return the longest row of this rank's first micro-batch, int ``(1, length)``, at least two tokens."""
+    rows = first_micro_batch(run, hooks, dataset).indices
+    batch: Any = in_epoch(dataset, 0).batch(rows)
+    try:
+        tokens = batch[declared.tokens]
+    except (KeyError, IndexError, TypeError):
+        tokens = None
+    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
+        raise TaskError(
+            f"task {task.name}: causal: its batches have no integers of shape (n, length) as {declared.tokens!r}; "
+            "name the tokens by Causal(tokens=...)"
+        )
+    row = tokens[-1:, :MOST_TOKENS].to(run.world.device)  # rows are sorted by length
+    return row if row.shape[1] > 1 else row.repeat(1, 2)
+
+
+def _changed(tokens: Tensor, shift: int) -> Tensor:
+    """Return ``tokens`` with another one of them in each place."""
+    known, places = tokens.unique(return_inverse=True)
+    if len(known) == 1:  # one token again and again: its neighbor in the vocabulary
+        return tokens + 1 if int(known[0]) == 0 else tokens - 1
+    step = 1 + (shift - 1) % (len(known) - 1)
+    return known[(places + step) % len(known)]
+
+
+def _outputs(run: Run, task: BoundTask, tokens: Tensor) -> Tensor:
+    """Return what the model says at each of ``tokens``, fp32 ``(1, length, ...)``."""
+    answer: Any = run.model(tokens)
+    outputs = getattr(answer, "logits", answer)
+    if not isinstance(outputs, Tensor) or outputs.shape[:2] != tokens.shape:
+        given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise TaskError(
+            f"task {task.name}: causal: model(tokens) gave {given} for tokens of shape {tuple(tokens.shape)}; "
+            "expected a tensor of shape (n, length, ...), or an object with such logits"
+        )
+    return outputs.float()
+
+
+def _apart(mine: Tensor, other: Tensor) -> float:
+    """Return the largest difference relative to the largest output; infinities, as of masked classes, may be equal."""
+    differences = torch.where(mine == other, torch.zeros_like(mine), (mine - other).abs())
+    finite = other.abs().masked_fill(~other.isfinite(), 0.0)
+    return float(differences.max() / finite.max().clamp(min=1e-30))
+
+
+def _not_compiled(run: Run) -> Any:
+    """Return a context without compilation, which one odd length is not worth."""
+    is_compiled = run.compiled is not None and run.config.compile != "off"
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
