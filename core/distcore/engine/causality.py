@@ -7,7 +7,9 @@ list of model types tells, since a key of a config decides, so it is measured.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from distcore.distributed.agreement import broadcast_from_main
 from distcore.engine.evaluation import first_micro_batch
 from distcore.engine.mode import set_mode
 from distcore.engine.replay import untouched_generators
-from distcore.errors import TaskError
+from distcore.errors import DistcoreError, TaskError
+from distcore.launchers.processes.failures import one_line
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
@@ -47,16 +50,17 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
     if declared is None or not len(dataset):
         return
     tokens = _tokens(run, hooks, task, declared, dataset)
-    half = tokens.shape[1] // 2
-    begins = tokens[:, :half]
     with untouched_generators(), _not_compiled(run):
         set_mode(run, training=False)
-        outputs = _outputs(run, task, tokens)[:, :half]
-        noise = _apart(_outputs(run, task, tokens)[:, :half], outputs)
-        # Twice, with other tokens: a router at a near-tie may take another expert by rounding, once.
-        others = (torch.cat([begins, _changed(tokens, shift)[:, half:]], 1) for shift in (1, 2))
-        change = min([_apart(_outputs(run, task, other)[:, :half], outputs) for other in others])
-        set_mode(run, training=True)
+        try:
+            change, noise = change_before(partial(_outputs, run, task, declared), tokens)
+        except (DistcoreError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # any class: code of a model, which may want more than tokens
+            log.warning("causal: not measured: model(tokens) fails: %s", one_line(f"{type(error).__name__}: {error}"))
+            return
+        finally:
+            set_mode(run, training=True)
     bound = max(BOUNDS.get(run.config.precision, HALF), NOISE * noise)
     problem = ""
     if not change <= bound:
@@ -66,6 +70,19 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
         )
     if problem := broadcast_from_main(run, hooks, problem):
         raise TaskError(problem)
+
+
+def change_before(outputs_of: Callable[[Tensor], Tensor], tokens: Tensor) -> tuple[float, float]:
+    """Return by how much other tokens in a row's second half change the outputs of its first, and the noise of that.
+
+    Both are relative to the largest output; ``tokens``: int ``(1, length)``, at least two.
+    """
+    half = tokens.shape[1] // 2
+    outputs = outputs_of(tokens)[:, :half]
+    noise = _apart(outputs_of(tokens)[:, :half], outputs)
+    # Twice, with other tokens: a router at a near-tie may take another expert by rounding, once.
+    others = [torch.cat([tokens[:, :half], _changed(tokens, shift)[:, half:]], 1) for shift in (1, 2)]
+    return min(_apart(outputs_of(other)[:, :half], outputs) for other in others), noise
 
 
 def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: Dataset) -> Tensor:
@@ -94,9 +111,9 @@ def _changed(tokens: Tensor, shift: int) -> Tensor:
     return known[(places + step) % len(known)]
 
 
-def _outputs(run: Run, task: BoundTask, tokens: Tensor) -> Tensor:
+def _outputs(run: Run, task: BoundTask, declared: Causal, tokens: Tensor) -> Tensor:
     """Return what the model says at each of ``tokens``, fp32 ``(1, length, ...)``."""
-    answer: Any = run.model(tokens)
+    answer: Any = run.model(tokens, **declared.arguments)
     outputs = getattr(answer, "logits", answer)
     if not isinstance(outputs, Tensor) or outputs.shape[:2] != tokens.shape:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Causal:
     """The declaration of a causal task: the model's output at a token depends on that token and those before it alone.
 
-    Before the first step the core measures it: it changes the last tokens of a row, calls ``model(tokens)``, and
-    compares the output, or its ``logits``, at the tokens before.
+    Before the first step the core measures it: it changes the last tokens of a row, calls ``model(tokens, **arguments)``
+    and compares the output, or its ``logits``, at the tokens before.
     """
 
     tokens: str | int = "input_ids"
     """Key of the tokens in a batch, integers of shape ``(n, length)``."""
     advice: str = "give its attention a causal mask"
     """What to do about a model that sees later tokens, for the message."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """Keyword arguments of the call, beside the tokens."""

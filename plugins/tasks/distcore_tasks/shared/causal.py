@@ -13,6 +13,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "flaubert": {"causal": True},
 }
 """Keys of config.json that make a model causal, by its type."""
+CALL = {"use_cache": False}
+"""As the task calls a model."""
 BIDIRECTIONAL = "use_bidirectional_attention"
 """A key of Gemma's config, which makes an encoder of a decoder."""
 
@@ -21,13 +23,13 @@ def causal(options: Any) -> Causal:
     """Return the declaration of a task with a language model; ``options`` name the model."""
     masked = "or train it with --task masked-lm"
     if options.from_scratch:
-        return Causal("input_ids", masked)
+        return Causal("input_ids", masked, CALL)
     tree = read_config(options.model, options.model_folder())
     settings = SETTINGS.get(tree["model_type"], {"is_decoder": True})
     if tree.get(BIDIRECTIONAL):
         settings = {BIDIRECTIONAL: False}
     pairs = ", ".join(f'"{key}": {_json(value)}' for key, value in settings.items())
-    return Causal("input_ids", f"write {pairs} into config.json of {options.model}, {masked}")
+    return Causal("input_ids", f"write {pairs} into config.json of {options.model}, {masked}", CALL)
 
 
 def _json(value: Any) -> str:
