@@ -104,11 +104,12 @@ def _tokens(run: Run, hooks: Hooks, task: BoundTask, declared: Causal, dataset: 
 
 def _changed(tokens: Tensor, shift: int) -> Tensor:
     """Return ``tokens`` with another one of them in each place."""
-    known, places = tokens.unique(return_inverse=True)
+    known, places = torch.unique(tokens, return_inverse=True)
     if len(known) == 1:  # one token again and again: its neighbor in the vocabulary
         return tokens + 1 if int(known[0]) == 0 else tokens - 1
     step = 1 + (shift - 1) % (len(known) - 1)
-    return known[(places + step) % len(known)]
+    others: Tensor = known[(places + step) % len(known)]
+    return others
 
 
 def _outputs(run: Run, task: BoundTask, declared: Causal, tokens: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class Causal:
     """The declaration of a causal task: the model's output at a token depends on that token and those before it alone.
 
-    Before the first step the core measures it: it changes the last tokens of a row, calls ``model(tokens, **arguments)``
-    and compares the output, or its ``logits``, at the tokens before.
+    Before the first step the core measures it: it changes the last tokens of a row, calls
+    ``model(tokens, **arguments)``, and compares the output, or its ``logits``, at the tokens before.
     """
 
     tokens: str | int = "input_ids"
