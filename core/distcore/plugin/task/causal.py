@@ -1,4 +1,4 @@
-"""What a task declares whose model must not see the tokens that it is to predict."""
+"""The declaration of a task whose model must not see the tokens that it is to predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What language models declare: their output at a token depends on no later one."""
+"""The declaration of language models: their output at a token depends on no later one."""
 
 from __future__ import annotations
 
