@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+PROBES = ("a", "the", "Ada", "9")
+"""Words by which a tokenizer is tried."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Words:
     """Tokenized words of some rows."""
@@ -60,11 +64,36 @@ def load_words_tokenizer(name: str, folder: Path) -> Any:
 
 
 def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -> Words:
-    """Tokenize rows of words, at least one, in one call, each row cut to ``max_length`` tokens."""
-    encoding = tokenizer(list(map(list, rows)), is_split_into_words=True, truncation=True, max_length=max_length)
+    """Tokenize rows of words, at least one, in one call, each row cut to ``max_length`` tokens.
+
+    The pieces of a word are those that it has inside of running text, also if it is the first.
+    """
+    space = space_before_words(tokenizer)
+    spaced = [[f"{space}{word}" for word in words] for words in rows]
+    encoding = tokenizer(spaced, is_split_into_words=True, truncation=True, max_length=max_length)
     begins = [_begins(encoding.word_ids(number)) for number in range(len(rows))]
     count = np.fromiter(map(len, rows), np.int64, len(rows))
     return Words(tokens=flat_rows(encoding["input_ids"]), begins=flat_rows(begins), count=count)
+
+
+def space_before_words(tokenizer: Any) -> str:
+    """Return what to write before each word that is tokenized by itself: a space, or nothing.
+
+    Measured, since no class tells: a tokenizer may mark the start of a word by the space before it (byte-level parts of a
+    sequence, Metaspace that prepends nothing, normalizers that replace spaces), or by itself.
+    """
+    for word in PROBES:
+        in_text = _pieces(tokenizer, f"{word} {word}")
+        alone = _pieces(tokenizer, word)
+        if in_text != alone * 2 and in_text[-len(spaced := _pieces(tokenizer, f" {word}")) :] == spaced:
+            return " "
+    return ""
+
+
+def _pieces(tokenizer: Any, word: str) -> list[int]:
+    """Return the tokens of what is given as one word, which may have a space in it."""
+    pieces: list[int] = tokenizer([word], is_split_into_words=True, add_special_tokens=False)["input_ids"]
+    return pieces
 
 
 def check_judged(words: Words, refuse: Refuse, start: int, options: TagOptions) -> np.ndarray:
