@@ -79,8 +79,8 @@ def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -
 def space_before_words(tokenizer: Any) -> str:
     """Return what to write before each word that is tokenized by itself: a space, or nothing.
 
-    Measured, since no class tells: a tokenizer may mark the start of a word by the space before it (byte-level parts of a
-    sequence, Metaspace that prepends nothing, normalizers that replace spaces), or by itself.
+    Measured, since no class tells: a tokenizer may mark the start of a word by the space before it (byte-level parts of
+    a sequence, Metaspace that prepends nothing, normalizers that replace spaces), or by itself.
     """
     for word in PROBES:
         in_text = _pieces(tokenizer, f"{word} {word}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedTokenizerFast
 
 from distcore.config import RunConfig
@@ -17,7 +17,7 @@ from distcore.errors import ModelError
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
-from distcore_tasks.token_classification.encode import load_words_tokenizer
+from distcore_tasks.token_classification.encode import load_words_tokenizer, tokenize_words
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.task import TokenClassification
@@ -124,3 +124,59 @@ def test_a_built_in_model_has_its_layers_width_and_tags(name: str) -> None:
         config: Any = build_model(TagOptions(model=name), ["B-X", "O"], vocab_size=300, pad=0).config
     assert (config.num_hidden_layers, config.hidden_size) == (SHAPES[name].layers, SHAPES[name].hidden)
     assert config.label2id == {"B-X": 0, "O": 1}
+
+
+def with_parts(pre_tokenizer: Any, normalizer: Any) -> Any:
+    """A tokenizer of these parts, trained on words: merges of public ones do not cross words either."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    alphabet = [*"▁Ġ", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    special = ["<pad>", "<unk>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    space = " " if pre_tokenizer is not None else ""  # the normalizer of Llama 2 writes one itself
+    tokenizer.train_from_iterator([f"{space}{word}" for word in ["a", "the", "9", *WORDS]] * 20, trainer)
+    wrapper: Any = PreTrainedTokenizerFast
+    return wrapper(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
+
+
+SPLIT = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
+PARTS: dict[str, tuple[Any, Any, str]] = {
+    "GPT-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), None, "Ġ"),
+    "Llama 3": (
+        pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), None, "Ġ"
+    ),
+    "DeepSeek": (
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        ), None, "Ġ",
+    ),
+    "Metaspace, never": (pre_tokenizers.Metaspace(prepend_scheme="never"), None, "▁"),
+    "Metaspace, first": (pre_tokenizers.Metaspace(prepend_scheme="first"), None, "▁"),
+    "Metaspace, always": (pre_tokenizers.Metaspace(prepend_scheme="always"), None, "▁"),
+    "XLM-RoBERTa": (
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]), None, "▁"
+    ),
+    "Gemma": (pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁"), "▁"),
+    "Llama 2": (None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), "▁"),
+    "BERT": (pre_tokenizers.BertPreTokenizer(), None, ""),
+}  # fmt: skip
+"""Pre-tokenizer and normalizer of public tokenizers, and what begins a word."""
+
+
+@pytest.mark.parametrize("form", PARTS)
+def test_a_word_has_the_pieces_that_it_has_in_running_text(form: str) -> None:
+    pre_tokenizer, normalizer, begins = PARTS[form]
+    tokenizer = with_parts(pre_tokenizer, normalizer)
+    words = tokenize_words(tokenizer, [["London", "came", "London"]], 64)
+    in_text = tokenizer("the London came London", add_special_tokens=False)["input_ids"]
+    pieces = words.tokens.values.tolist()
+    assert pieces == in_text[-len(pieces) :]
+    first = [token for token, begin in zip(pieces, words.begins.values.tolist(), strict=True) if begin >= 0]
+    assert len(first) == 3
+    assert all(token.startswith(begins) for token in tokenizer.convert_ids_to_tokens(first))
