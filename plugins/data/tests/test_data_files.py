@@ -40,8 +40,45 @@ def test_json_takes_objects_and_jsonl_takes_arrays(tmp_path):
 
 
 def test_a_csv_file_without_a_header_is_told_to_get_one(tmp_path):
-    (tmp_path / "a.csv").write_text("that sad film was long,neg\ngood film,pos\n")
-    with pytest.raises(DataError, match="its first line is no header but a row; add the line text,label above it"):
+    (tmp_path / "a.csv").write_text("that sad film was long,neg\ngood film,pos\nbad film,neg\n")
+    message = "its first line is no header but a row, because other rows have 'neg', too; add the line text,label above"
+    with pytest.raises(DataError, match=message):
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+
+
+@pytest.mark.parametrize("header", ["Review Text,Rating", "the review,stars given", "Text,Label (0 or 1)", "a b,c d"])
+def test_a_header_whose_names_have_spaces_is_no_row(tmp_path, header):
+    """Who puts ``text,label`` above it, as once was advised, trains a class of the name of the column."""
+    (tmp_path / "a.csv").write_text(f"{header}\n" + "".join(f"row {row},{row % 2}\n" for row in range(9)))
+    found = re.escape(header.replace(",", ", "))
+    with pytest.raises(DataError, match=rf"no column 'text'.* \(found: {found}\); name it with --set") as caught:
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+    assert "above" not in str(caught.value)
+    text, label = header.split(",")
+    named = list(read_records(tmp_path / "a.csv", {"columns.text": text, "columns.label": label}))
+    assert named[:2] == [("row 0", "0"), ("row 1", "1")]
+
+
+@pytest.mark.parametrize("first", ["which film did you like,what was it", "name,2019", "that sad film was long,neg"])
+def test_a_first_line_that_may_be_either_is_left_to_the_user(tmp_path, first):
+    (tmp_path / "a.csv").write_text(f"{first}\none,two\n")
+    message = "name it with .*; if the first line is a row and no header, add the line text,label above it$"
+    with pytest.raises(DataError, match=message):
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+
+
+def test_a_header_that_is_advised_has_as_many_names_as_rows_have_values(tmp_path):
+    (tmp_path / "a.csv").write_text("film,neg,7\nfilm,pos,8\n")
+    with pytest.raises(DataError, match=r"add the line (text,label,column3) above it") as caught:
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+    header = re.search("add the line (.*) above", str(caught.value))[1]
+    (tmp_path / "a.csv").write_text(f"{header}\nfilm,neg,7\nfilm,pos,8\n")
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("film", "neg"), ("film", "pos")]
+
+
+def test_a_header_among_the_rows_as_where_files_were_joined_is_a_bad_row(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nx,a\ntext,label\ny,b\n")
+    with pytest.raises(DataError, match=r"a\.csv, row 2: repeats the header"):
         list(read_records(tmp_path / "a.csv", COLUMNS))
 
 

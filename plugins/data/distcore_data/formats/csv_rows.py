@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from distcore_data.formats.columns import (
     Record,
     RowError,
     known_columns,
+    missing,
     position,
     required,
     row_error,
@@ -26,6 +29,10 @@ from distcore_data.formats.row_limit import LINE, TooLong, bounded_lines, most_b
 
 DELIMITERS = ",;\t"
 """Delimiters of a CSV file; the first that fits is taken."""
+HEADER_ROWS = 1000
+"""Rows below the first line that are looked at to tell whether it is a header."""
+SENTENCE = 5
+"""Words from which on a name of a column may be a text."""
 
 
 def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Record | RowError]:
@@ -35,9 +42,8 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     header = next(lines, None)
     if header is None or isinstance(header, RowError):
         raise header or DataError(f"data file {path}: holds no rows")
-    if set(columns.values()).isdisjoint(header) and any(" " in name.strip() for name in header):
-        names = ",".join(setting.rpartition(".")[2] for setting in columns)
-        raise DataError(f"data file {path}: its first line is no header but a row; add the line {names} above it")
+    if place.is_start and set(columns.values()).isdisjoint(header):
+        _check_header(path, header, lines, columns)
     there = known_columns(columns, header)
     positions = [position(f"data file {path}", header, setting, there) for setting in there]
     if twice := [header[place] for place in positions if header.count(header[place]) > 1]:
@@ -47,11 +53,52 @@ def read_csv(path: Path, columns: Columns, place: Place = START) -> Iterator[Rec
     for number, line in enumerate(lines, place.row + 1):
         if isinstance(line, RowError):
             yield line
+        elif line == header and len(line) > 1:
+            yield row_error(f"data file {path}", number, "repeats the header, as where files were joined; remove it")
         elif len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
             yield row_error(f"data file {path}", number, problem)
         else:
             yield with_nulls((line[place] for place in positions), there, columns)
+
+
+def _check_header(path: Path, header: Sequence[str], lines: Iterator[list[str] | RowError], columns: Columns) -> None:
+    """Raise DataError if the first line, which has none of the columns, is a row, or may be one.
+
+    Names of columns may have spaces, and may be years, so only a value that other rows share decides. A line put above
+    a header would make a class of it: where nothing decides, the user does.
+    """
+    if not required(columns):
+        return
+    names = _header_of(columns, header)
+    if shared := _shared_value(header, lines):
+        what = f"its first line is no header but a row, because other rows have {shared!r}, too"
+        raise DataError(f"data file {path}: {what}; add the line {names} above it")
+    if any(_is_number(value) or len(value.split()) >= SENTENCE for value in header):
+        setting = next(iter(required(columns)))
+        choice = f"if the first line is a row and no header, add the line {names} above it"
+        raise DataError(f"data file {path}: {missing(setting, header, columns)}; {choice}")
+
+
+def _header_of(columns: Columns, header: Sequence[str]) -> str:
+    """Return a header for rows like ``header``: the columns asked for, and others by number."""
+    names = [columns[setting] for setting in required(columns)]
+    return ",".join([*names, *(f"column{number}" for number in range(len(names) + 1, len(header) + 1))])
+
+
+def _shared_value(header: Sequence[str], lines: Iterator[list[str] | RowError]) -> str | None:
+    """Return a value of the first line that another of the first rows has in the same column; ``None`` without one."""
+    for line in islice(lines, HEADER_ROWS):
+        if isinstance(line, RowError) or len(line) != len(header) or line == header:
+            continue
+        for value, below in zip(header, line, strict=True):
+            if value.strip() and value == below:
+                return value
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", text) is not None
 
 
 def csv_delimiter(path: Path, columns: Columns) -> str:

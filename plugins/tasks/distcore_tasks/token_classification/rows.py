@@ -8,7 +8,12 @@ from typing import Any
 
 from distcore import DataError, nearest
 from distcore_data import Record, Source, data_format, describe_value, source_name
-from distcore_tasks.shared.classification.labels import id_problem, label_problem
+from distcore_tasks.shared.classification.labels import (
+    forms_problem,
+    id_problem,
+    label_problem,
+    same_but_for_form,
+)
 from distcore_tasks.shared.schema import Schema
 from distcore_tasks.shared.source_rows import Rows, checked, read_rows, stream_rows
 from distcore_tasks.shared.sources import text_problem
@@ -99,9 +104,11 @@ def _tags_problem(words: Any, tags: object, known: _Problem) -> str | None:
 def distinct_tags(rows: Tagged) -> list[Tag]:
     """Return the sorted distinct tags. Their indices are the class numbers.
 
-    Raises DataError if there are fewer than two.
+    Raises DataError if there are fewer than two, or if two are one text in two Unicode forms.
     """
     tags: list[Tag] = sorted(set(rows.tags()))
+    if alike := same_but_for_form(tags):
+        raise DataError(f"{rows.name}: tag {forms_problem(*alike)}")
     if len(tags) < 2:
         raise DataError(f"{rows.name}: all words have the tag {tags[0]!r}: a classifier needs at least 2 tags")
     return tags
@@ -114,6 +121,7 @@ def encode_tags(values: Iterable[Any], classes: Sequence[str], refuse: Refuse) -
         for word, tag in zip(words, tags, strict=True):
             if str(tag) not in numbers:
                 known = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
-                hint = f"{nearest(str(tag), classes)}; training has: {known}"
+                alike = same_but_for_form([*classes, str(tag)])
+                hint = f": {forms_problem(*alike)}" if alike else f"{nearest(str(tag), classes)}; training has: {known}"
                 refuse(place, f"tag {tag!r} of the word {word!r} is out of range: training lacks it{hint}")
         yield words, [numbers.get(str(tag), 0) for tag in tags]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from distcore import DataError
 from distcore.config import RunConfig
 from distcore.jobs.dry_run import describe
 from distcore.resolve.resolve import resolve
@@ -49,6 +51,40 @@ def test_a_word_among_numbers_is_named_with_its_row(tmp_path):
 def test_labels_that_differ_by_spaces_or_capitals_alone_are_named(tmp_path):
     (line,) = said(options(tmp_path / "a.json", ["good", "bad", "good ", "Bad"] * 10))
     assert line.endswith("labels 'good' and 'good ' are two classes: correct them if they are meant to be one")
+
+
+def test_one_number_in_two_forms_is_two_classes_and_named(tmp_path):
+    (line,) = said(options(tmp_path / "a.csv", ["0.0", "1.0", "0"] * 10))
+    assert line.endswith("labels '0.0' and '0' are two classes: correct them if they are meant to be one")
+
+
+def test_a_class_named_as_a_missing_value_is_named(tmp_path):
+    (line,) = said(options(tmp_path / "a.csv", [0, "nan", 1] * 10))
+    remedy = "if it stands for a missing label, fill it in or remove the rows"
+    assert line == f"data file {tmp_path}/a.csv: label 'nan' in row 2 is a class; {remedy}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_below_another_is_no_class(stream, tmp_path):
+    """A user who puts a line above a header, as a message may say, does not train on the header."""
+    two = options(tmp_path / "a.csv", ["Rating", *[1, 2, 5] * 20], stream=stream)
+    with pytest.raises(DataError, match=r"a\.csv, row 1: label 'Rating' is no number, as all others are; remove the"):
+        said(two)
+    assert said(options(tmp_path / "b.csv", ["none", *[1, 2, 5] * 20, "none"], stream=stream))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_labels_in_two_unicode_forms_are_refused(stream, tmp_path):
+    composed, parts = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    forms = rf"{composed!r} is there in two Unicode forms \(NFC and NFD\), .*: convert all labels to NFC"
+    mixed = options(tmp_path / "a.json", [composed, "bar", parts] * 20, stream=stream)
+    with pytest.raises(DataError, match=rf"^data file \S+a\.json, rows 1 and 3: label {forms}$"):
+        said(mixed)
+    one = options(tmp_path / "b.json", [composed, "bar"] * 20, stream=stream)
+    other = options(tmp_path / "c.json", [parts, "bar"] * 20)
+    with pytest.raises(DataError, match=rf"c\.json, row 1: label .* is out of range: no training row has it: {forms}"):
+        said(replace(one, eval_data=other.data, eval_fraction=0.1))
+    assert not said(one)
 
 
 def test_words_that_several_rows_have_are_classes(tmp_path):

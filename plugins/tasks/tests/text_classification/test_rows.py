@@ -48,6 +48,12 @@ BAD = {
         '[["x", 1.5]]',
         r"row 1: label is a float \(1.5\), expected an integer or a string; for .*--problem-type regression",
     ),
+    "label null beside floats": (
+        "a.json",
+        '[["x", 0.0], ["y", 1.0], ["z", null]]',
+        r"row 1: label is a float \(0.0\), .*; labels of other rows are missing \(null\), .* save the others as int",
+    ),
+    "label nan": ("a.json", '[["x", "a"], ["y", NaN]]', r"row 2: label is missing \(null\): fill it in or remove"),
     "label boolean": ("a.json", '[["x", true]]', "row 1: label is a boolean"),
     "label list": ("a.json", '[["x", [1]]]', "row 1: label is a list of 1 values"),
     "label empty": ("a.csv", "text,label\nx,a\ny,\n", "row 2: label is empty"),

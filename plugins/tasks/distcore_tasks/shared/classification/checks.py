@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from distcore_tasks.shared.classification.labels import Labeled, label_counts, rows_with
+from distcore_tasks.shared.classification.labels import Labeled, each_label, label_counts, rows_with
 
 ENOUGH = 3
 """Number of rows below which a class gets a warning."""
+NULL_NAMES = frozenset(("null", "NULL", "nan", "NaN", "-nan", "NA", "N/A", "n/a", "#N/A", "<NA>", "None"))
+"""What tools write in place of a missing value, which a class may be named."""
 NAMED = 5
 """Maximum number of classes that a warning lists."""
 
@@ -27,7 +29,7 @@ def check_classes(
     counts = Counter[str]()
     for label, count in label_counts(rows).items():
         counts[str(label)] += count
-    lines = (*_odd_labels(rows, counts), *_spaced_labels(counts), *_rare_classes(rows, counts))
+    lines = (*_odd_labels(rows, counts), *_alike_labels(counts), *_nulls(rows, counts), *_rare_classes(rows, counts))
     yield from (("data", line) for line in lines)
     evaluated = dict(zip(classes, evaluation.tolist(), strict=True))
     if held_out:
@@ -54,11 +56,33 @@ def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
         yield f"{what}: so all labels are strings; correct it if it is a slip"
 
 
-def _spaced_labels(counts: Counter[str]) -> Iterator[str]:
-    """Yield a warning about the first two classes whose names differ by nothing but spaces or capital letters."""
-    alike: dict[str, str] = {}
+def is_header(rows: Labeled) -> bool:
+    """Return True if the label of the first row is the only one that is no number, as a header's is."""
+    counts = label_counts(rows)
+    words = [label for label in counts if not is_number(label)]
+    if len(words) != 1 or counts[words[0]] != 1 or len(counts) < 3:
+        return False
+    return next(each_label(rows)) == (0, words[0])
+
+
+def is_number(label: object) -> bool:
+    """Return True for a label that is the text of a number: ``07``, ``1.5``."""
+    return re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", str(label), re.ASCII) is not None
+
+
+def _nulls(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
+    """Yield a warning about a class that is named as tools write a missing value."""
+    if named := [label for label in counts if label.strip() in NULL_NAMES]:
+        place = rows.places([next(rows_with(rows, named[:1]))[0]])
+        remedy = "if it stands for a missing label, fill it in or remove the rows"
+        yield f"label {named[0]!r} in {place} is a class; {remedy}"
+
+
+def _alike_labels(counts: Counter[str]) -> Iterator[str]:
+    """Yield a warning about the first two classes that differ by spaces or capital letters, or are one number."""
+    alike: dict[object, str] = {}
     for label in counts:
-        other = alike.setdefault("".join(label.split()).casefold(), label)
+        other = alike.setdefault(float(label) if is_number(label) else "".join(label.split()).casefold(), label)
         if other != label:
             yield f"labels {other!r} and {label!r} are two classes: correct them if they are meant to be one"
             return

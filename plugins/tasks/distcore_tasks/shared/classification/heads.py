@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from distcore import DataError
+from distcore_tasks.shared.classification.labels import forms_problem, same_but_for_form
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import read_config
 
@@ -13,8 +15,13 @@ SHOWN = 8
 
 
 def in_order_of_head(labels: list[Any], options: TaskOptions) -> list[Any]:
-    """Return the labels in the order of the head of ``--model``, if that has just these classes."""
+    """Return the labels in the order of the head of ``--model``, if that has just these classes.
+
+    Raises DataError for a label that the head has in another Unicode form.
+    """
     head = classes_of_head(options)
+    if alike := same_but_for_form([*head, *map(str, labels)]):
+        raise DataError(f"data {options.data}: beside the head of model {options.model}, label {forms_problem(*alike)}")
     if sorted(head) != sorted(map(str, labels)):
         return labels
     by_name = {str(label): label for label in labels}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +49,8 @@ def row_places(rows: Sequence[int]) -> str:
 
 def label_problem(label: object, first: object, where: str = "row 1 has") -> str | None:
     """Return the problem of a label; ``None`` if it has none. ``first``: an earlier label. ``where``: its place."""
+    if is_null(label):
+        return "label is missing (null): fill it in or remove the row"
     if type(label) is not int and not isinstance(label, str):  # not isinstance, because a bool is an int
         return f"label is {describe_value(label)}, expected an integer or a string"
     if isinstance(label, int) and label < 0:
@@ -60,10 +63,39 @@ def label_problem(label: object, first: object, where: str = "row 1 has") -> str
     return None
 
 
+def is_null(label: object) -> bool:
+    """Return True for a missing label: null, or what pandas has in its place among floats, no number."""
+    return label is None or (isinstance(label, float) and label != label)
+
+
 def id_problem(named: Sequence[object]) -> str | None:
     """Return the problem of a row's id; ``None`` if it has none. ``named``: a list of the id, or empty without one."""
     wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
     return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
+
+
+def same_but_for_form(names: Iterable[object]) -> tuple[str, str] | None:
+    """Return the first two of some names that are one text in two Unicode forms; ``None`` without such two."""
+    first_of = dict[str, str]()
+    for name in names:
+        if not isinstance(name, str) or name.isascii():
+            continue
+        other = first_of.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            return other, name
+    return None
+
+
+def forms_problem(one: str, other: str) -> str:
+    """Return the problem of a text in two Unicode forms, which look alike."""
+    forms = " and ".join(_form(name) for name in (one, other))
+    return f"{one!r} is there in two Unicode forms ({forms}), so it would be two classes: convert all labels to NFC"
+
+
+def _form(name: str) -> str:
+    """Return the Unicode form of a name."""
+    normal = (form for form in ("NFC", "NFD") if unicodedata.is_normalized(form, name))  # type: ignore[arg-type]
+    return next(normal, "neither NFC nor NFD")
 
 
 def each_label(rows: Labeled) -> Iterator[tuple[int, int | str]]:
@@ -98,9 +130,12 @@ def rows_with(rows: Labeled, asked: Collection[str]) -> Iterator[tuple[int, int 
 def distinct_labels(rows: Labeled) -> list[int] | list[str]:
     """Return the sorted distinct labels. Their indices are the class numbers.
 
-    Raises DataError if there are fewer than two.
+    Raises DataError if there are fewer than two, or if two are one text in two Unicode forms.
     """
     distinct: list[Any] = [*label_counts(rows)]
+    if alike := same_but_for_form(distinct):
+        where = rows.places([next(rows_with(rows, [name]))[0] for name in alike])
+        raise DataError(f"{rows.name}, {where}: label {forms_problem(*alike)}")
     labels: list[int] | list[str] = sorted(distinct)
     if len(labels) < 2:
         problem = f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
@@ -161,7 +196,8 @@ def known_labels(rows: Labeled, classes: Sequence[str]) -> SomeLabels:
     for row, label in rows_with(rows, others) if others else ():
         if row not in unknown:
             names = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
-            hint = f"{nearest(str(label), classes)}; training has: {names}"
+            alike = same_but_for_form([*classes, str(label)])
+            hint = f": {forms_problem(*alike)}" if alike else f"{nearest(str(label), classes)}; training has: {names}"
             unknown[row] = rows.problem(row, f"label {label!r} is out of range: no training row has it{hint}")
             pass_over(unknown[row])
     if len(unknown) == len(rows):

@@ -36,7 +36,9 @@ class Regression:
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
         """Require finite numbers."""
         for label in labels:
-            if isinstance(label, bool) or not isinstance(label, int | float):
+            if label == "":
+                yield "label is empty: fill it in or remove the row"
+            elif isinstance(label, bool) or not isinstance(label, int | float):
                 yield f"label is {describe_value(label)}, expected a number"
             else:
                 yield None if abs(label) <= LARGEST else f"label is {label!r}, expected a finite number of fp32"

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore_tasks.shared.arrays import count_numbers
-from distcore_tasks.shared.classification.checks import check_classes, is_integer
+from distcore_tasks.shared.classification.checks import check_classes, is_header, is_integer
 from distcore_tasks.shared.classification.labels import (
     Labeled,
     distinct_labels,
+    each_label,
     encode_labels,
+    is_null,
     label_problem,
 )
 from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 NUMBERS = "; for numbers that are no classes: --problem-type regression"
 """What to do with labels that are no classes."""
+NULLS = (
+    "; labels of other rows are missing (null), which turns a column of integers into floats: fill them in or remove "
+    "their rows, and save the others as integers"
+)
+"""What to do with floats beside a null."""
 
 
 class SingleLabel:
@@ -39,13 +46,19 @@ class SingleLabel:
         """Require integers from 0 or strings, all of the first label's type."""
         first = next((label for label in labels if not label_problem(label, label)), None)
         where = "row 1 has" if labels and first is labels[0] else "an earlier one is"
+        remedy_of_floats = NULLS if any(map(is_null, labels)) else NUMBERS
         for label in labels:
             problem = label_problem(label, label if first is None else first, where)
-            yield f"{problem}{NUMBERS}" if problem and isinstance(label, float) else problem
+            is_other_float = isinstance(label, float) and not is_null(label)
+            yield f"{problem}{remedy_of_floats}" if problem and is_other_float else problem
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return the distinct labels, sorted. Raises DataError where each row has a number of its own."""
         distinct = distinct_labels(rows)
+        if is_header(rows):
+            name = next(each_label(rows))[1]
+            what = f"label {name!r} is no number, as all others are; remove the row if it is a second header"
+            raise rows.problem(0, f"{what}, or correct it")
         if len(distinct) == len(rows) > 1 and all(map(_is_fraction, distinct)):
             raise rows.problem(0, f"label {distinct[0]} is a number, and each row has another{NUMBERS}")
         return distinct
