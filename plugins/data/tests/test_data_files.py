@@ -50,8 +50,8 @@ def test_a_csv_file_without_a_header_is_told_to_get_one(tmp_path):
 def test_a_header_whose_names_have_spaces_is_no_row(tmp_path, header):
     """Who puts ``text,label`` above it, as once was advised, trains a class of the name of the column."""
     (tmp_path / "a.csv").write_text(f"{header}\n" + "".join(f"row {row},{row % 2}\n" for row in range(9)))
-    found = re.escape(header.replace(",", ", "))
-    with pytest.raises(DataError, match=rf"no column 'text'.* \(found: {found}\); name it with --set") as caught:
+    listed = re.escape(header.replace(",", ", "))
+    with pytest.raises(DataError, match=rf"no column 'text'.* \(found: {listed}\); name it with --set") as caught:
         list(read_records(tmp_path / "a.csv", COLUMNS))
     assert "above" not in str(caught.value)
     text, label = header.split(",")
