@@ -1,0 +1,367 @@
+"""Datasets of LLaMA-Factory: rows that ``dataset_info.json`` describes, as conversations, texts or pairs of answers.
+
+LLaMA-Factory makes a conversation of every row, and writes it by the chat template. So these rows are written anew, as
+conversations, beside the config. Files that have such rows already are taken as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distcore import ConfigError, nearest
+from distcore_migrate.draft import OFF, Draft, Tree, whole, written
+
+INFO = "dataset_info.json"
+CHOOSE = "CHOOSE"
+"""In place of data that no source says; ``distcore train`` refuses it."""
+ROW_FORMS = ("alpaca", "sharegpt", "openai")
+TAGS: Tree = {
+    "role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+    "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system",
+}  # fmt: skip
+"""Names in a conversation of the form of ShareGPT."""
+OPENAI_TAGS: Tree = {
+    "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
+    "observation_tag": "tool", "function_tag": "function_call", "system_tag": "system",
+}  # fmt: skip
+MEDIA = ("images", "videos", "audios")
+FILES = (".json", ".jsonl", ".csv", ".parquet")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One entry of ``dataset_info.json``."""
+
+    name: str
+    """Its name."""
+    folder: Path
+    """The folder of ``dataset_info.json``, to which file names are relative."""
+    entry: Tree
+    """What it says."""
+
+    @property
+    def form(self) -> str:
+        """Form of its rows; of ShareGPT's, messages with the names of OpenAI are a form of their own."""
+        form = str(self.entry.get("formatting", "alpaca"))
+        return "sharegpt" if form == "openai" else form
+
+    @property
+    def is_ranking(self) -> bool:
+        """True for rows with a better and a worse answer."""
+        return bool(self.entry.get("ranking"))
+
+    @property
+    def tags(self) -> Tree:
+        """Names in a conversation."""
+        defaults = OPENAI_TAGS if self.entry.get("formatting") == "openai" else TAGS
+        return defaults | (self.entry.get("tags") or {})
+
+    def column(self, name: str) -> str | None:
+        """Return the name of a column; ``None`` if rows have none."""
+        columns = self.entry.get("columns") or {}
+        if columns or name in columns:
+            usual = {"messages": "conversations"} if self.form == "sharegpt" else {}
+        else:
+            alpaca = {"prompt": "instruction", "query": "input", "response": "output"}
+            usual = {"messages": "conversations"} if self.form == "sharegpt" else alpaca
+        named = columns.get(name, usual.get(name))
+        return None if named is None else str(named)
+
+    @property
+    def files(self) -> list[Path]:
+        """Its files, in the order of their names; none for one of a hub."""
+        if "file_name" not in self.entry:
+            return []
+        path = self.folder / str(self.entry["file_name"])
+        if path.is_dir():
+            return sorted(file for file in path.iterdir() if file.suffix in FILES)
+        return [path]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of datasets that were read, and what is to say of them."""
+
+    rows: list[Row] = field(default_factory=list)
+    """Rows as distcore's tasks take them."""
+    dropped: int = 0
+    """Rows that LLaMA-Factory drops, because their turns do not alternate or have no text."""
+
+
+def find_info(directory: object, beside: Path | None) -> Path | None:
+    """Return ``dataset_info.json`` of ``dataset_dir``, which may be relative to the YAML, or lies beside that."""
+    named = Path(str(directory or "data")).expanduser()
+    folders = [named, *([beside / named, beside] if beside is not None else [])]
+    return next((folder / INFO for folder in folders if (folder / INFO).is_file()), None)
+
+
+def datasets_of(names: object, info: Path) -> list[Dataset]:
+    """Return the datasets with these names, several with commas. Raises ConfigError for one that is not described."""
+    try:
+        entries = json.loads(info.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"file {info}: cannot be read: {' '.join(str(error).split())}") from None
+    listed = names if isinstance(names, list) else str(names).split(",")
+    chosen: list[Dataset] = []
+    for name in (str(name).strip() for name in listed):
+        entry = entries.get(name) if isinstance(entries, dict) else None
+        if not isinstance(entry, dict):
+            known = [*entries] if isinstance(entries, dict) else []
+            raise ConfigError(f"dataset {name}: {info} does not describe it{nearest(name, known)}")
+        chosen.append(Dataset(name, info.parent, entry))
+    return chosen
+
+
+def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
+    """Set data, columns and evaluation data of the facts that the keys of LLaMA-Factory became."""
+    names, held_out = draft.take("datasets"), draft.take("eval_datasets")
+    directory, most = draft.take("dataset_dir"), draft.take("max_samples")
+    info = find_info(directory, beside)
+    if info is None:
+        draft.note_fact("open", "datasets", f"names of LLaMA-Factory's {INFO}, which is not here: give --data the files "
+                        "themselves")  # fmt: skip
+        draft.note_fact("open", "eval_datasets", f"names of {INFO}, which is not here: give --eval-data the files")
+        draft.note_fact("none", "max_samples", "cut the file to so many rows")
+        return
+    draft.note_fact("idle", "dataset_dir", f"{info} was read")
+    limit = None if most in OFF else whole(most)
+    for option, value, fact in (("data", names, "datasets"), ("eval_data", held_out, "eval_datasets")):
+        if value in OFF:
+            draft.note_fact("off", fact)
+        else:
+            _set_source(draft, option, datasets_of(value, info), stage, limit, draft.origin(fact))
+    if limit is None:
+        draft.note_fact("off", "max_samples")
+
+
+def _set_source(
+    draft: Draft, option: str, datasets: list[Dataset], stage: str, limit: int | None, origin: str
+) -> None:
+    """Set the files of one option, or the rows that are to be written; a note says why it stays open."""
+    key = f"task_options.{option}"
+    if problem := next(filter(None, (_problem(dataset, stage) for dataset in datasets)), None):
+        draft.set(key, CHOOSE, origin)
+        draft.note("open", f"{option} = {CHOOSE}", problem)
+        return
+    columns = _columns_as_they_are(datasets, stage)
+    files = [str(file) for dataset in datasets for file in dataset.files]
+    if columns is not None and limit is None and files:
+        draft.set(key, ",".join(files), origin)
+        _set_columns(draft, columns, origin)
+        return
+    if not files:
+        _set_hub(draft, key, datasets, columns, stage, origin)
+        return
+    made = Rows()
+    for dataset in datasets:
+        _read(dataset, stage, limit, made)
+    if limit is not None:
+        draft.note("differs", f"max_samples = {limit}", f"the first {limit} rows of each dataset are taken")
+    if made.dropped:
+        draft.note("differs", f"{option}: {made.dropped} rows", "have no text, or turns that do not alternate: left out, "
+                   "as LLaMA-Factory leaves them out")  # fmt: skip
+    if not made.rows:
+        raise ConfigError(f"{origin}: {', '.join(dataset.name for dataset in datasets)}: no row can be trained on")
+    draft.rows[key] = made.rows
+    draft.set(key, CHOOSE, origin)  # the name of the file that they are written to takes its place
+    _set_columns(draft, {}, origin, form="messages" if stage == "sft" else None)
+
+
+def _set_columns(draft: Draft, columns: Tree, origin: str, form: str | None = None) -> None:
+    for name, column in columns.items():
+        draft.set(f"task_options.columns.{name}", column, origin)
+    if form or "messages" in columns:
+        draft.set("task_options.form", form or "messages", origin)
+
+
+def _set_hub(
+    draft: Draft, key: str, datasets: list[Dataset], columns: Tree | None, stage: str, origin: str
+) -> None:
+    """Set one dataset of the Hugging Face hub, whose rows are not read here."""
+    dataset, url = datasets[0], datasets[0].entry.get("hf_hub_url")
+    if columns is None and dataset.form == "alpaca" and stage == "sft":
+        columns = {"prompt": dataset.column("prompt"), "completion": dataset.column("response")}
+        draft.note("differs", f"{dataset.name}: rows of alpaca", "the prompt is the instruction alone, without a chat "
+                   "template around it and without the column of further input")  # fmt: skip
+    if len(datasets) > 1 or not url or columns is None:
+        draft.set(key, CHOOSE, origin)
+        draft.note("open", f"{key.rpartition('.')[2]} = {CHOOSE}", f"{', '.join(one.name for one in datasets)}: rows of "
+                   "a hub are not read here: download them, and name file_name in dataset_info.json")  # fmt: skip
+        return
+    subset = f":{dataset.entry['subset']}" if dataset.entry.get("subset") else ""
+    draft.set(key, f"{url}{subset}@{dataset.entry.get('split', 'train')}", origin)
+    _set_columns(draft, columns, origin)
+
+
+def _problem(dataset: Dataset, stage: str) -> str | None:
+    """Return why a dataset cannot be taken; ``None`` if it can."""
+    columns, form = dataset.entry.get("columns") or {}, str(dataset.entry.get("formatting", "alpaca"))
+    if form not in ROW_FORMS:
+        return f"{dataset.name}: formatting = {form} is not known (known: {', '.join(ROW_FORMS)})"
+    if media := [name for name in MEDIA if columns.get(name)]:
+        return f"{dataset.name}: has {media[0]}, which no shipped task reads beside texts"
+    if stage == "kto":
+        return (
+            f"{dataset.name}: a row of kto has one answer and its tag; here it has both answers to a prompt, "
+            "chosen and rejected: put a good and a bad one into a row"
+        )
+    if stage in ("dpo", "rm") and not dataset.is_ranking:
+        return f"{dataset.name}: rows of {stage} have two answers, but {INFO} does not say ranking: true"
+    if stage in ("sft", "pt") and dataset.is_ranking:
+        return f"{dataset.name}: rows have two answers (ranking); {stage} learns one: take stage dpo or rm"
+    return next((f"{file}: no such file" for file in dataset.files if not file.is_file()), None)
+
+
+def _columns_as_they_are(datasets: list[Dataset], stage: str) -> Tree | None:
+    """Return the columns by which all files can be read as they are; ``None`` if rows are to be written anew."""
+    columns = [_columns_of_one(dataset, stage) for dataset in datasets]
+    return columns[0] if all(one == columns[0] for one in columns) else None
+
+
+def _columns_of_one(dataset: Dataset, stage: str) -> Tree | None:
+    if stage == "pt" and dataset.form == "alpaca":
+        return {"text": dataset.column("prompt")}
+    further = [name for name in ("query", "system", "history") if dataset.column(name)]
+    if dataset.is_ranking and dataset.form == "alpaca" and not further:
+        return {name: dataset.column(name) for name in ("prompt", "chosen", "rejected")}
+    has_tools = dataset.column("tools") not in (None, "tools")
+    if stage == "sft" and dataset.form == "sharegpt" and dataset.tags == OPENAI_TAGS and not further and not has_tools:
+        return {"messages": dataset.column("messages")}
+    return None
+
+
+def _read(dataset: Dataset, stage: str, limit: int | None, made: Rows) -> None:
+    """Add the rows of a dataset, at most the first ``limit`` and those that ``num_samples`` says."""
+    sampled = dataset.entry.get("num_samples")
+    most = min((int(number) for number in (limit, sampled) if number), default=None)
+    for number, row in enumerate(row for file in dataset.files for row in _rows_of(file)):
+        if most is not None and number >= most:
+            return
+        converted = _converted(dataset, row, stage)
+        if converted is None:
+            made.dropped += 1
+        else:
+            made.rows.append(converted)
+
+
+def _rows_of(file: Path) -> Iterator[Row]:
+    """Yield the rows of a file. Raises ConfigError, one line."""
+    try:
+        yield from _parsed(file)
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"file {file}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _parsed(file: Path) -> Iterable[Row]:
+    if file.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.read_table(file).to_pylist())
+    text = file.read_text(encoding="utf-8-sig")
+    if file.suffix == ".csv":
+        return list(csv.DictReader(text.splitlines(keepends=True)))
+    try:
+        tree = json.loads(text)
+    except ValueError:
+        tree = [json.loads(line) for line in text.splitlines() if line.strip()]
+    rows = tree if isinstance(tree, list) else [tree]
+    if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, dict)]:
+        raise ValueError(f"row {wrong[0]} is no object with columns")
+    return rows
+
+
+def _converted(dataset: Dataset, row: Row, stage: str) -> Row | None:
+    """Return a row as distcore's task takes it; ``None`` for one that LLaMA-Factory drops."""
+    messages = _of_alpaca(dataset, row) if dataset.form == "alpaca" else _of_sharegpt(dataset, row)
+    if messages is None:
+        return None
+    if dataset.is_ranking:
+        return _pair(dataset, row, messages)
+    if stage == "pt":
+        return {"text": "\n".join(message["content"] for message in messages)} if messages else None
+    if not messages or messages[-1]["role"] != "assistant":
+        return None
+    tools = row.get(dataset.column("tools") or "")
+    return {"messages": messages} | ({"tools": tools} if tools else {})
+
+
+def _of_alpaca(dataset: Dataset, row: Row) -> list[Row] | None:
+    """Return the messages of a row of alpaca; of pairs without an answer."""
+    values = {
+        name: row.get(dataset.column(name) or "") for name in ("prompt", "query", "response", "system", "history")
+    }
+    asked = "\n".join(str(values[name]) for name in ("prompt", "query") if values[name])
+    if not asked:
+        return None
+    messages = [{"role": "system", "content": str(values["system"])}] if values["system"] else []
+    for before in values["history"] or []:
+        question, answer = before
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    messages.append({"role": "user", "content": asked})
+    if dataset.is_ranking or not values["response"]:
+        return messages
+    return [*messages, {"role": "assistant", "content": str(values["response"])}]
+
+
+def _of_sharegpt(dataset: Dataset, row: Row) -> list[Row] | None:
+    """Return the messages of a row of ShareGPT; ``None`` if its turns do not alternate."""
+    tags, turns = dataset.tags, row.get(dataset.column("messages") or "")
+    if not isinstance(turns, list) or not turns:
+        return None
+    asks = (tags["user_tag"], tags["observation_tag"])
+    answers = (tags["assistant_tag"], tags["function_tag"])
+    messages: list[Row] = []
+    system = row.get(dataset.column("system") or "")
+    for turn in turns:
+        role, text = (turn.get(tags["role_tag"]), turn.get(tags["content_tag"])) if isinstance(turn, dict) else (0, 0)
+        if role == tags["system_tag"] and not messages:
+            system = text
+            continue
+        expected = answers if len(messages) % 2 else asks
+        if role not in expected or not isinstance(text, str):
+            return None
+        messages.append(_message(tags, str(role), text))
+    first = [{"role": "system", "content": str(system)}] if system else []
+    return [*first, *messages]
+
+
+def _message(tags: Tree, role: str, text: str) -> Row:
+    if role == tags["function_tag"]:
+        try:
+            calls = json.loads(text)
+        except ValueError:
+            return {"role": "assistant", "content": text}
+        functions = calls if isinstance(calls, list) else [calls]
+        return {"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in functions]}
+    roles = {tags["user_tag"]: "user", tags["observation_tag"]: "tool"}
+    return {"role": roles.get(role, "assistant"), "content": text}
+
+
+def _pair(dataset: Dataset, row: Row, messages: list[Row]) -> Row | None:
+    """Return prompt and both answers as texts. Raises ConfigError for a prompt of several turns."""
+    answers = [row.get(dataset.column(name) or "") for name in ("chosen", "rejected")]
+    texts = [answer.get(dataset.tags["content_tag"]) if isinstance(answer, dict) else answer for answer in answers]
+    if not messages or not all(isinstance(text, str) and text for text in texts):
+        return None
+    if len(messages) > 1:
+        turns = " and ".join(dict.fromkeys(message["role"] for message in messages))
+        raise ConfigError(
+            f"dataset {dataset.name}: a prompt has several messages ({turns}), but a row of preferences is of texts: "
+            "write the prompt as the chat template does, and name the file by data"
+        )
+    return {"prompt": messages[0]["content"], "chosen": texts[0], "rejected": texts[1]}
+
+
+def keep_open(draft: Draft, name: str, value: Any) -> None:
+    """Keep the names of datasets until all keys are read."""
+    if value in OFF:
+        draft.note("off", name)
+    else:
+        draft.keep({"dataset": "datasets"}.get(name, "eval_datasets"), value, name)
+        draft.note("idle", written(name, value), f"names of {INFO}")
