@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from distcore import ConfigError
 
@@ -32,11 +34,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.nproc is not None and arguments.nproc < 1:
         raise ConfigError(f"--nproc {arguments.nproc}: expected a number of processes, 1 or more")
-    made = migrate(arguments.files, arguments.command_line, arguments.nproc)
-    if arguments.out:
-        _write(Path(arguments.out), made.text)
+    out = Path(arguments.out) if arguments.out else None
+    made = migrate(arguments.files, arguments.command_line, arguments.nproc, out)
+    if out is not None:
+        texts = {file: "".join(map(_line, rows)) for file, rows in made.rows.items()} | {out: made.text}
+        for file in texts:
+            _check_is_new(file)
+        for file, text in texts.items():
+            _write(file, text)
     else:
         print(made.text, end="")
+    if made.choices:
+        print(f"said by no source: {', '.join(made.choices)}; the config does not train before", file=sys.stderr)
     if made.no_equal:
         print(f"no equal here: {'; '.join(made.no_equal)}", file=sys.stderr)
     if made.instead:
@@ -49,9 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write(file: Path, text: str) -> None:
+def _line(row: dict[str, Any]) -> str:
+    """Return a row as a line of JSON."""
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _check_is_new(file: Path) -> None:
     if file.exists():
         raise ConfigError(f"--out {file}: is there already; remove it, or name another file")
+
+
+def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

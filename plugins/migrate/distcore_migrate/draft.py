@@ -57,6 +57,8 @@ class Draft:
     """Flags of ``distcore train`` that start the ranks, and that a config cannot have."""
     opaque: set[str] = field(default_factory=set)
     """Dotted keys whose value is one tree, however deep."""
+    rows: dict[str, list[Tree]] = field(default_factory=dict)
+    """Rows that are written to a file beside the config, by the key that names the file."""
 
     def set(self, key: str, value: Any, origin: str) -> None:
         """Set a key of the config; raises ConfigError if another source has set it to another value."""
@@ -76,6 +78,10 @@ class Draft:
     def take(self, name: str, default: Any = None) -> Any:
         """Return the value of a fact, and mark it as translated."""
         self.translated.add(name)
+        return self.facts[name].value if name in self.facts else default
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return the value of a fact, which other keys are made of."""
         return self.facts[name].value if name in self.facts else default
 
     def origin(self, *names: str) -> str:

@@ -110,7 +110,7 @@ def _job(words: Sequence[str]) -> dict[str, Any] | None:
     if file is None and "stage" not in given:
         return None
     tree = read_tree(file) if file else given
-    arguments, script = read_job(tree, format_of(tree, file) if file else "LLaMA-Factory")
+    arguments, script = read_job(tree, format_of(tree, file) if file else "LLaMA-Factory", file or "")
     return {"script": script, "arguments": arguments | given}
 
 

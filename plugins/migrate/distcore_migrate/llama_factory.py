@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError
-from distcore_migrate import lora_rules, preferences, trl
+from distcore_migrate import llama_factory_data, lora_rules, preferences, trl
 from distcore_migrate.argument_rules import on
 from distcore_migrate.draft import Draft, Rule, Tree, fact, no_effect, none, to, whole, written
 from distcore_migrate.script import LoraDefaults, Script
@@ -17,17 +20,6 @@ INSTEAD = {
 """Map each key of a file that trains nothing to its replacement here."""
 STAGES = {"pt": "causal-lm", "sft": "causal-lm"}
 """``stage`` to a task of texts; ``dpo``, ``kto`` and ``rm`` take pairs of answers."""
-
-
-def _dataset(draft: Draft, name: str, value: Any) -> None:
-    draft.note("open", written(name, value), "names of LLaMA-Factory's dataset_info.json: give --data the files "
-               "themselves; rows of alpaca need columns prompt and completion, or columns.prompt and "
-               "columns.completion")  # fmt: skip
-
-
-def _pairs(draft: Draft, name: str, value: Any) -> None:
-    draft.note("open", written(name, value), "names of LLaMA-Factory's dataset_info.json: give --data the files "
-               "themselves, and columns.prompt, columns.chosen and columns.rejected by their names")  # fmt: skip
 
 
 def _part(draft: Draft, name: str, value: Any) -> None:
@@ -45,11 +37,11 @@ ROWS: dict[str, Rule] = trl.ROWS | {
     "finetuning_type": lora_rules.switch("lora"),
     "cutoff_len": to("task_options.max_seq_len", whole),
     "template": none("the chat template of the model's tokenizer is used", off=("default",)),
-    "dataset": _dataset,
-    "eval_dataset": _dataset,
-    "dataset_dir": no_effect("the files say the data"),
+    "dataset": fact("datasets"),
+    "eval_dataset": fact("eval_datasets"),
+    "dataset_dir": fact("dataset_dir"),
     "val_size": _part,
-    "max_samples": none("cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT"),
+    "max_samples": fact("max_samples", whole),
     "overwrite_cache": no_effect("the cache goes by the content of the files"),
     "preprocessing_num_workers": trl.PREPARED,
     "tokenized_path": no_effect("tokens are kept in a cache that goes by the content of the files"),
@@ -77,17 +69,20 @@ ROWS: dict[str, Rule] = trl.ROWS | {
 LORA = LoraDefaults(8, None)
 
 
-def script_of(tree: Tree) -> Script:
-    """Return the script that the YAML stands for. Raises ConfigError if the YAML trains nothing."""
+def script_of(tree: Tree, beside: Path | None = None) -> Script:
+    """Return the script that the YAML stands for. Raises ConfigError if the YAML trains nothing.
+
+    ``beside``: the folder of the YAML.
+    """
     for key, instead in INSTEAD.items():
         if key in tree:
             raise ConfigError(f"{key} = {tree[key]}: this file trains nothing; {instead}")
     stage = str(tree.get("stage", "sft"))
+    data = partial(llama_factory_data.set_data, stage=stage, beside=beside)
     if stage in STAGES:
-        return Script(task=STAGES[stage], rows=ROWS, lora=LORA, defaults={"cutoff_len": 2048})
+        return Script(task=STAGES[stage], rows=ROWS, lora=LORA, defaults={"cutoff_len": 2048}, data=data)
     if not preferences.is_shipped(stage):
-        return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True)
-    rows = ROWS | dict.fromkeys(("dataset", "eval_dataset"), _pairs)
+        return Script(task=f"{stage}.py:{stage.upper()}", rows=ROWS, lora=LORA, needs_task=True, data=data)
     names = ("loss_type" if stage == "kto" else "pref_loss", "pref_beta")
     defaults = {"cutoff_len": 2048, "disable_dropout": stage != "rm"}  # its trainers of dpo and kto switch it off
-    return preferences.script_of(stage, rows, LORA, defaults, names)
+    return replace(preferences.script_of(stage, ROWS, LORA, defaults, names), data=data)

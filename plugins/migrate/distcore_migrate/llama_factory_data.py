@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError, nearest
-from distcore_migrate.draft import OFF, Draft, Tree, whole, written
+from distcore_migrate.draft import OFF, Draft, Tree, whole
 
 INFO = "dataset_info.json"
 CHOOSE = "CHOOSE"
@@ -124,9 +124,9 @@ def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
     directory, most = draft.take("dataset_dir"), draft.take("max_samples")
     info = find_info(directory, beside)
     if info is None:
-        draft.note_fact("open", "datasets", f"names of LLaMA-Factory's {INFO}, which is not here: give --data the files "
-                        "themselves")  # fmt: skip
-        draft.note_fact("open", "eval_datasets", f"names of {INFO}, which is not here: give --eval-data the files")
+        absent = f"names of LLaMA-Factory's {INFO}, which is not here"
+        draft.note_fact("open", "datasets", f"{absent}: give --data the files themselves")
+        draft.note_fact("open", "eval_datasets", f"{absent}: give --eval-data the files")
         draft.note_fact("none", "max_samples", "cut the file to so many rows")
         return
     draft.note_fact("idle", "dataset_dir", f"{info} was read")
@@ -140,9 +140,7 @@ def set_data(draft: Draft, stage: str, beside: Path | None) -> None:
         draft.note_fact("off", "max_samples")
 
 
-def _set_source(
-    draft: Draft, option: str, datasets: list[Dataset], stage: str, limit: int | None, origin: str
-) -> None:
+def _set_source(draft: Draft, option: str, datasets: list[Dataset], stage: str, limit: int | None, origin: str) -> None:
     """Set the files of one option, or the rows that are to be written; a note says why it stays open."""
     key = f"task_options.{option}"
     if problem := next(filter(None, (_problem(dataset, stage) for dataset in datasets)), None):
@@ -164,8 +162,8 @@ def _set_source(
     if limit is not None:
         draft.note("differs", f"max_samples = {limit}", f"the first {limit} rows of each dataset are taken")
     if made.dropped:
-        draft.note("differs", f"{option}: {made.dropped} rows", "have no text, or turns that do not alternate: left out, "
-                   "as LLaMA-Factory leaves them out")  # fmt: skip
+        reason = "have no text, or turns that do not alternate: left out, as LLaMA-Factory leaves them out"
+        draft.note("differs", f"{option}: {made.dropped} rows", reason)
     if not made.rows:
         raise ConfigError(f"{origin}: {', '.join(dataset.name for dataset in datasets)}: no row can be trained on")
     draft.rows[key] = made.rows
@@ -180,9 +178,7 @@ def _set_columns(draft: Draft, columns: Tree, origin: str, form: str | None = No
         draft.set("task_options.form", form or "messages", origin)
 
 
-def _set_hub(
-    draft: Draft, key: str, datasets: list[Dataset], columns: Tree | None, stage: str, origin: str
-) -> None:
+def _set_hub(draft: Draft, key: str, datasets: list[Dataset], columns: Tree | None, stage: str, origin: str) -> None:
     """Set one dataset of the Hugging Face hub, whose rows are not read here."""
     dataset, url = datasets[0], datasets[0].entry.get("hf_hub_url")
     if columns is None and dataset.form == "alpaca" and stage == "sft":
@@ -191,8 +187,11 @@ def _set_hub(
                    "template around it and without the column of further input")  # fmt: skip
     if len(datasets) > 1 or not url or columns is None:
         draft.set(key, CHOOSE, origin)
-        draft.note("open", f"{key.rpartition('.')[2]} = {CHOOSE}", f"{', '.join(one.name for one in datasets)}: rows of "
-                   "a hub are not read here: download them, and name file_name in dataset_info.json")  # fmt: skip
+        names = ", ".join(one.name for one in datasets)
+        remedy = f"download them, and name file_name in {INFO}"
+        draft.note(
+            "open", f"{key.rpartition('.')[2]} = {CHOOSE}", f"{names}: rows of a hub are not read here: {remedy}"
+        )
         return
     subset = f":{dataset.entry['subset']}" if dataset.entry.get("subset") else ""
     draft.set(key, f"{url}{subset}@{dataset.entry.get('split', 'train')}", origin)
@@ -356,12 +355,3 @@ def _pair(dataset: Dataset, row: Row, messages: list[Row]) -> Row | None:
             "write the prompt as the chat template does, and name the file by data"
         )
     return {"prompt": messages[0]["content"], "chosen": texts[0], "rejected": texts[1]}
-
-
-def keep_open(draft: Draft, name: str, value: Any) -> None:
-    """Keep the names of datasets until all keys are read."""
-    if value in OFF:
-        draft.note("off", name)
-    else:
-        draft.keep({"dataset": "datasets"}.get(name, "eval_datasets"), value, name)
-        draft.note("idle", written(name, value), f"names of {INFO}")

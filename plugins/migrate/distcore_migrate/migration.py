@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from distcore import ConfigError, RunConfig
 from distcore_migrate import (
@@ -16,12 +17,15 @@ from distcore_migrate import (
     training_arguments,
 )
 from distcore_migrate.command_line import parse
-from distcore_migrate.draft import OFF, Draft
+from distcore_migrate.draft import OFF, Draft, Tree
+from distcore_migrate.llama_factory_data import CHOOSE
 from distcore_migrate.migration_page import nested, page
 from distcore_migrate.reading import read_arguments, read_files, together
 from distcore_migrate.scripts import Script, finish_no_trainer, rows_of
 from distcore_migrate.starting import place, read_launcher
 
+SAY_WHICH = "SAY-WHICH"
+"""In place of a task that no source says; ``distcore train`` refuses it."""
 UNKNOWN = (
     "a script that is not known. What it trains is a task: a shipped one, by --task, --model and --data, or your own, "
     "--task file.py:Class (docs/tasks.md). Arguments of a Trainer it may print by TrainingArguments.to_json_string()"
@@ -49,12 +53,17 @@ class Migration:
     """The keys that mean something else."""
     start: tuple[str, ...] = ()
     """Flags of ``distcore train`` that start the ranks, and that a config cannot have."""
+    choices: tuple[str, ...] = ()
+    """Keys that no source says, and that a run needs: ``distcore train`` refuses the config before they are set."""
+    rows: dict[Path, list[Tree]] = field(default_factory=dict)
+    """Rows that the config names files for, which are to be written, by file."""
 
 
-def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None) -> Migration:
+def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None, out: Path | None = None) -> Migration:
     """Translate files and a command line, as the words that a shell would give, into one config.
 
-    ``nproc``: the processes on all machines, where no source says them. Raises ConfigError, one line.
+    ``nproc``: the processes on all machines, where no source says them. ``out``: the file of the config, beside which
+    rows are written that no file has as a task reads them. Raises ConfigError, one line.
     """
     if not files and not words:
         raise ConfigError("migrate: give files, or a command line behind --, such as -- python run_glue.py --do_train")
@@ -75,7 +84,7 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     if command is None:
         place(draft, "")
     if script is None and (command is not None or _names_what_it_trains(draft, has_trainer)):
-        draft.set("task", "SAY-WHICH", "no source says what is trained; distcore tasks lists the tasks")
+        draft.set("task", SAY_WHICH, "no source says what is trained; distcore tasks lists the tasks")
     _complete(draft, script, has_trainer, nproc)
     if command is not None and script is None:
         draft.note("open", command.name, UNKNOWN)
@@ -87,6 +96,10 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     for name, fact in draft.facts.items():
         if name not in draft.translated:
             draft.note("idle", fact.origin, "says nothing by itself here")
+    if "task_options.data" not in draft.values and not (script is not None and script.needs_task):
+        draft.set("task_options.data", CHOOSE, "no source says it: name files here, or by --data")
+        draft.note("open", f"data = {CHOOSE}", "no source says the rows: name files here, or by --data")
+    rows = _place_rows(draft, out)
     config = RunConfig.model_validate(nested(draft), context={"source": "migrate", "changes": ()})
     return Migration(
         text=page(draft, sources),
@@ -95,7 +108,31 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
         instead=draft.about("instead"),
         differs=draft.about("differs"),
         start=tuple(draft.start),
+        choices=tuple(key for key in ("task", "task_options.data", "task_options.eval_data") if _is_open(draft, key)),
+        rows=rows,
     )
+
+
+def _is_open(draft: Draft, key: str) -> bool:
+    """Return True for a key that the user has to choose."""
+    return draft.values.get(key) in (CHOOSE, SAY_WHICH)
+
+
+def _place_rows(draft: Draft, out: Path | None) -> dict[Path, list[Tree]]:
+    """Name the files of the rows that are to be written, beside the config; without a file of that, say how."""
+    placed: dict[Path, list[Tree]] = {}
+    for key, rows in draft.rows.items():
+        name = key.rpartition(".")[2]
+        if out is None:
+            remedy = "with --out FILE they are written beside the config"
+            draft.note("open", f"{name} = {CHOOSE}", f"its rows have another form here: {remedy}")
+            continue
+        file = out.with_name(f"{out.stem}.{name}.jsonl")
+        draft.values[key] = str(file)
+        placed[file] = rows
+        written_rows = f"{len(rows)} rows of {draft.origins[key]}, written as distcore reads them"
+        draft.note("differs", f"{name} = {file}", written_rows)
+    return placed
 
 
 def _names_what_it_trains(draft: Draft, has_trainer: bool) -> bool:
@@ -112,7 +149,7 @@ def _complete(draft: Draft, script: Script | None, has_trainer: bool, nproc: int
             draft.set(key, value, "the script")
     with_arguments = script is not None or has_trainer
     task_data.model(draft, task)
-    task_data.data(draft, task)
+    task_data.data(draft, script)
     task_data.columns(draft, task)
     task_data.options(draft, task)
     steps.precision(draft)

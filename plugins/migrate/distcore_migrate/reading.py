@@ -37,7 +37,7 @@ def read_files(draft: Draft, files: Sequence[str], command: Command | None) -> t
         tree = read_tree(file)
         kind = format_of(tree, file)
         if kind in ("TrainingArguments", "TRL", *LIBRARIES):
-            given, own = read_job(tree, kind)
+            given, own = read_job(tree, kind, file)
             arguments |= given
             script = own or script
         elif kind == "accelerate config":

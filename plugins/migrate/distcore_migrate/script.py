@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from distcore_migrate.draft import Rule, Tree
+from distcore_migrate.draft import Draft, Rule, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,7 @@ class Script:
     """LoRA as it takes it by default; ``None``: it has no LoRA, and trains only if told to."""
     needs_task: bool = False
     """Whether no shipped task trains this, so that ``task`` names a file of the user's."""
+    data: Callable[[Draft], None] | None = None
+    """Sets the data, where its library describes datasets in a file of its own."""
+    evaluates_in_training: bool = False
+    """Whether it reads evaluation rows only if ``eval_strategy`` says so."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from distcore_migrate.columns import columns_of
-from distcore_migrate.draft import Draft
+from distcore_migrate.draft import Draft, written
 from distcore_migrate.names import DATA_SETS, FROM_SCRATCH, full_name
-from distcore_migrate.scripts import OPTIONS
+from distcore_migrate.scripts import OPTIONS, Script
 
 GLUE = {
     "cola": ("sentence", None),
@@ -36,6 +39,13 @@ SUMMARIES = {
     "Samsung/samsum": ("dialogue", "summary"),
 }
 """Columns that the summarization script knows by the dataset."""
+DATA_FILE = re.compile(r"\.(jsonl?|csv|parquet|arrow|txt)(\.(gz|zst))?$", re.IGNORECASE)
+SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Splits to words in names of files, as the library ``datasets`` has them."""
 
 
 def model(draft: Draft, task: str | None) -> None:
@@ -62,13 +72,16 @@ def model(draft: Draft, task: str | None) -> None:
             draft.note_fact("none", other, "config, tokenizer and weights are one folder")
 
 
-def data(draft: Draft, task: str | None) -> None:
+def data(draft: Draft, script: Script | None) -> None:
     """Set the data and its columns; says which rows are kept for evaluation where the script keeps none."""
+    task = script.task if script else None
+    if script is not None and script.data is not None:
+        script.data(draft)
     glue, hub = draft.take("glue"), draft.take("dataset")
     if glue is not None and not draft.facts.keys() & {"dataset", "train_file"}:
         _glue(draft, str(glue))
     elif hub is not None:
-        _hub(draft, str(hub), task)
+        _hub(draft, str(hub), script)
     else:
         draft.note_fact("idle", "glue", "train_file says the data")
         _files(draft)
@@ -99,7 +112,16 @@ def _glue(draft: Draft, name: str) -> None:
         draft.set(f"{OPTIONS}problem_type", "regression", origin)
 
 
-def _hub(draft: Draft, name: str, task: str | None) -> None:
+def _hub(draft: Draft, name: str, script: Script | None) -> None:
+    """Set a dataset of the hub, or the files of a folder, as the library ``datasets`` reads both."""
+    is_evaluated = not (
+        script is not None and script.evaluates_in_training and str(draft.value("eval_strategy", "no")) == "no"
+    )
+    if not is_evaluated:
+        draft.note_fact("idle", "validation_split", "eval_strategy is no: the script evaluates nothing")
+    if _is_path(name):
+        _folder(draft, Path(name).expanduser(), is_evaluated)
+        return
     for file in ("train_file", "validation_file", "test_file"):
         draft.note_fact("idle", file, "the script takes the dataset")
     full = DATA_SETS.get(name, name)
@@ -110,11 +132,55 @@ def _hub(draft: Draft, name: str, task: str | None) -> None:
     origin = draft.origin("dataset", "dataset_config")
     train, held_out = draft.take("train_split", "train"), draft.take("validation_split", "validation")
     draft.set(f"{OPTIONS}data", f"{base}@{train}", draft.origin("dataset", "dataset_config", "train_split"))
-    draft.set(
-        f"{OPTIONS}eval_data", f"{base}@{held_out}", draft.origin("dataset", "dataset_config", "validation_split")
-    )
-    if full in SUMMARIES and task == "seq2seq" and not draft.facts.keys() & {"source_column", "target_column"}:
+    if is_evaluated:
+        origin_of_held_out = draft.origin("dataset", "dataset_config", "validation_split")
+        draft.set(f"{OPTIONS}eval_data", f"{base}@{held_out}", origin_of_held_out)
+    is_summary = script is not None and script.task == "seq2seq" and full in SUMMARIES
+    if is_summary and not draft.facts.keys() & {"source_column", "target_column"}:
         _pair(draft, SUMMARIES[full], origin)
+
+
+def _is_path(name: str) -> bool:
+    """Return True for a folder or a file, which the library ``datasets`` prefers to a name of the hub."""
+    return name.startswith((".", "/", "~")) or Path(name).exists()
+
+
+def _folder(draft: Draft, folder: Path, is_evaluated: bool) -> None:
+    """Set the files of a folder; those with the name of a split in theirs are its rows."""
+    for file in ("train_file", "validation_file", "test_file"):
+        draft.note_fact("idle", file, "the script takes the dataset")
+    draft.note_fact("none", "dataset_config", "a folder is read as its files are")
+    origin = draft.origin("dataset", "train_split")
+    train, held_out = (str(draft.take(f"{name}_split", name)) for name in ("train", "validation"))
+    if (folder / "dataset_dict.json").is_file():
+        draft.set(f"{OPTIONS}data", f"{folder}@{train}", origin)
+        rows_of_evaluation = f"{folder}@{held_out}" if (folder / held_out).is_dir() else ""
+    else:
+        by_split = _files_by_split(folder)
+        if not by_split:
+            draft.note("open", written(draft.origin("dataset"), folder), "no data files are there: check the path")
+        # Files of no split are all rows, which the library calls train.
+        draft.set(f"{OPTIONS}data", ",".join(by_split.get(train, ())) or str(folder), origin)
+        rows_of_evaluation = ",".join(by_split.get(held_out, ()))
+    if rows_of_evaluation and is_evaluated:
+        draft.set(f"{OPTIONS}eval_data", rows_of_evaluation, draft.origin("dataset", "validation_split"))
+    elif is_evaluated:
+        draft.note_fact("none", "validation_split", f"{folder} has no such files")
+
+
+def _files_by_split(folder: Path) -> dict[str, list[str]]:
+    """Return the data files of a folder by split, as the library ``datasets`` takes them: by words in their names."""
+    if folder.is_file():
+        return {"train": [str(folder)]}
+    files = sorted(path for path in folder.glob("*") if DATA_FILE.search(path.name)) if folder.is_dir() else []
+    files = files or sorted(path for path in folder.glob("data/*") if DATA_FILE.search(path.name))
+    by_split: dict[str, list[str]] = {}
+    for file in files:
+        words = re.split(r"[^a-z0-9]+", file.name.lower())
+        named = (split for split, others in SPLIT_WORDS.items() if set(others) & set(words))
+        by_split.setdefault(next(named, ""), []).append(str(file))
+    others = by_split.pop("", [])
+    return by_split if "train" in by_split or not others else by_split | {"train": others}
 
 
 def _files(draft: Draft) -> None:

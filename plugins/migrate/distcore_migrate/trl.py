@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from distcore_migrate import lora_rules, preferences
@@ -67,14 +68,20 @@ def _script(name: str) -> Script:
     """Return the trainer of that name: of preferences, or else with a file of the user's as its task."""
     if not preferences.is_shipped(name):
         defaults = DEFAULTS | {"learning_rate": 1e-6}
-        return Script(task=f"{name}.py:{name.upper()}", rows=ROWS, defaults=defaults, lora=LORA, needs_task=True)
+        return Script(
+            task=f"{name}.py:{name.upper()}", rows=ROWS, defaults=defaults, lora=LORA, needs_task=True,
+            evaluates_in_training=True,
+        )  # fmt: skip
     rate = 1e-4 if name == "reward" else 1e-6
     defaults = DEFAULTS | {"learning_rate": rate, "disable_dropout": True}
-    return preferences.script_of(name, ROWS, LORA, defaults, ("loss_type", "beta"))
+    script = preferences.script_of(name, ROWS, LORA, defaults, ("loss_type", "beta"))
+    return replace(script, evaluates_in_training=True)
 
 
 SCRIPTS = {
-    "sft": Script(task="causal-lm", rows=ROWS, defaults=DEFAULTS, lora=LORA, differs=(WHOLE,)),
+    "sft": Script(
+        task="causal-lm", rows=ROWS, defaults=DEFAULTS, lora=LORA, differs=(WHOLE,), evaluates_in_training=True
+    ),
     **{name: _script(name) for name in ("dpo", "kto", "orpo", "cpo", "grpo", "rloo", "ppo", "reward")},
 }
 """By the name of the subcommand, which is that of the script."""
