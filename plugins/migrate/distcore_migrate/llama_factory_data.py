@@ -29,6 +29,8 @@ OPENAI_TAGS: Tree = {
     "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
     "observation_tag": "tool", "function_tag": "function_call", "system_tag": "system",
 }  # fmt: skip
+OPENAI_TURNS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "system_tag")
+"""Those names that are to be OpenAI's in a file that is read as it is."""
 MEDIA = ("images", "videos", "audios")
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 Row = dict[str, Any]
@@ -189,9 +191,8 @@ def _set_hub(draft: Draft, key: str, datasets: list[Dataset], columns: Tree | No
         draft.set(key, CHOOSE, origin)
         names = ", ".join(one.name for one in datasets)
         remedy = f"download them, and name file_name in {INFO}"
-        draft.note(
-            "open", f"{key.rpartition('.')[2]} = {CHOOSE}", f"{names}: rows of a hub are not read here: {remedy}"
-        )
+        option = key.rpartition(".")[2]
+        draft.note("open", f"{option} = {CHOOSE}", f"{names}: rows of a hub are not read: {remedy}")
         return
     subset = f":{dataset.entry['subset']}" if dataset.entry.get("subset") else ""
     draft.set(key, f"{url}{subset}@{dataset.entry.get('split', 'train')}", origin)
@@ -230,7 +231,8 @@ def _columns_of_one(dataset: Dataset, stage: str) -> Tree | None:
     if dataset.is_ranking and dataset.form == "alpaca" and not further:
         return {name: dataset.column(name) for name in ("prompt", "chosen", "rejected")}
     has_tools = dataset.column("tools") not in (None, "tools")
-    if stage == "sft" and dataset.form == "sharegpt" and dataset.tags == OPENAI_TAGS and not further and not has_tools:
+    has_roles = all(dataset.tags[name] == OPENAI_TAGS[name] for name in OPENAI_TURNS)
+    if stage == "sft" and dataset.form == "sharegpt" and has_roles and not further and not has_tools:
         return {"messages": dataset.column("messages")}
     return None
 

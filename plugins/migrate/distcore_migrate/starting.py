@@ -16,6 +16,8 @@ LOCAL = ("localhost", "127.0.0.1")
 MPI = ("openmpi", "mpich", "impi", "mvapich")
 """DeepSpeed's launchers that start ranks by mpirun."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
+ENV_FILE = ".deepspeed_env"
+"""File in the home or the current folder, with variables that DeepSpeed sets on each machine."""
 PLACES = ("hosts", "hostfile", "include", "exclude", "machines", "meeting", "address", "port", "launcher", "no_ssh",
           "partition", "least_machines", "most_machines", "ssh_port")  # fmt: skip
 COUNTS = ("processes", "processes_here", "hosts", "hostfile", "include", "exclude", "tasks", "tasks_here")
@@ -39,9 +41,26 @@ def read_launcher(draft: Draft, command: Command) -> None:
         apply(draft, known.rows, asked, program)
     if not draft.facts.keys() & set(COUNTS):
         _count(draft, program, command)
+    _read_environment_file(draft, program, command)
     if known.kind:
         draft.keep("launched_kind", known.kind, program)
     place(draft, program)
+
+
+def _read_environment_file(draft: Draft, program: str, command: Command) -> None:
+    """Keep the variables that DeepSpeed sets on each of several machines, from the file where it looks for them."""
+    if program != "deepspeed":
+        return
+    named = command.environment.get("DS_ENV_FILE")
+    places = [Path(str(named)).expanduser()] if named else [folder / ENV_FILE for folder in (Path.home(), Path.cwd())]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        if named:
+            draft.note("open", f"DS_ENV_FILE = {named}", "it is not here: each of its variables is --env NAME=VALUE")
+        return
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    variables = [line.strip() for line in lines if "=" in line and not line.lstrip().startswith("#")]
+    draft.keep("variables", variables, str(file) if named else ENV_FILE)
 
 
 def _count(draft: Draft, program: str, command: Command) -> None:
@@ -252,7 +271,11 @@ def _start(draft: Draft, program: str, hosts: dict[str, int | None] | None, here
     else:
         draft.start += chosen
         _say(draft, chosen)
+        draft.note_fact("idle", "variables", "DeepSpeed sets them on several machines, which these are not")
         return
+    variables = [word for variable in draft.take("variables", []) for word in ("--env", variable)]
+    draft.note_fact("start", "variables", shlex.join(variables))
+    flags += variables
     draft.start += ["--launcher", launcher, *flags]
     draft.keep("elsewhere", launcher, draft.origin("machines", "hostfile", "hosts", "launcher") or program)
     draft.translated.add("elsewhere")

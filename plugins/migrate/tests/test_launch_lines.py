@@ -205,7 +205,9 @@ def test_a_script_that_is_not_known_leaves_its_task_open(folder: Path, capsys: p
     assert "no equal here: lr = 3; argument = positional" in capsys.readouterr().err
     assert main(["train", "own.yaml", "--dry-run"]) == 2
     assert "no task named 'SAY-WHICH'" in capsys.readouterr().err
-    assert main(["train", "own.yaml", "--task", "causal-lm", "--dry-run"]) == 0
+    assert main(["train", "own.yaml", "--task", "causal-lm", "--dry-run"]) == 2
+    assert "data = CHOOSE: this config leaves the rows open; name files there" in capsys.readouterr().err
+    assert main(["train", "own.yaml", "--task", "causal-lm", "--data", "stdlib-source", "--dry-run"]) == 0
 
 
 def test_the_start_is_printed_and_stands_in_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,5 +322,7 @@ def test_elastic_machines_of_an_unknown_script_are_ranks_of_ddp() -> None:
 
 
 def test_trl_evaluates_on_the_split_test() -> None:
-    made = migrate([], shlex.split("trl sft --dataset_name owner/chats --model_name_or_path owner/model"))
+    words = shlex.split("trl sft --dataset_name owner/chats --model_name_or_path owner/model")
+    assert "eval_data" not in migrate([], words).config.task_options
+    made = migrate([], [*words, "--eval_strategy", "epoch"])
     assert "eval_data: owner/chats@test  # dataset_name, dataset_test_split (the script's)" in made.text

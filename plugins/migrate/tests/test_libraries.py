@@ -264,7 +264,9 @@ def test_the_config_of_preferences_is_one_that_trains(folder: Path) -> None:
     for action in ("dpo", "kto", "reward"):
         words = f"trl {action} --config job.yaml {'--loss_type kto' * (action == 'kto')}"
         assert main(["migrate", "--out", f"{action}.yaml", "--", *shlex.split(words)]) == 0
-        assert main(["train", f"{action}.yaml", "--model", "gpt2-tiny", "--dry-run"]) == 0
+        words_of_run = ["train", f"{action}.yaml", "--model", "gpt2-tiny", "--dry-run"]
+        assert main(words_of_run) == 2
+        assert main([*words_of_run, "--data", "stdlib-preferences"]) == 0
 
 
 def test_a_file_that_names_a_model_and_no_task_is_no_text_classification(

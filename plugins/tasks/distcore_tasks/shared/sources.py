@@ -16,6 +16,8 @@ from distcore_tasks.shared import stdlib
 from distcore_tasks.shared.options import EVALUATION, Filter, TaskOptions
 
 R = TypeVar("R")
+OPEN = "CHOOSE"
+"""What ``distcore migrate`` writes in place of data that no source says."""
 ALL = Filter()
 """Keeps all rows."""
 HELD_OUT = {"validation": "eval_data", "test": "test_data"}
@@ -33,6 +35,8 @@ def source_file(source: str, embedded: Collection[str], rows: Filter = ALL) -> S
 
 def _file(source: str, embedded: Collection[str]) -> Path:
     path = Path(source).expanduser()
+    if source == OPEN:
+        raise DataError(f"data = {OPEN}: this config leaves the rows open; name files there, or by --data FILE")
     is_word = not path.suffix and path.name == source and "," not in source and not glob.has_magic(source)
     if is_word and not path.exists():
         known = ", ".join(embedded)
