@@ -60,6 +60,7 @@ TEXT_FILES = {
     "same_key.yaml": "optimizer:\n  eps: 1e-8\n  eps: 1e-7\n",
     "list.yaml": "- lr\n",
     "typo.yaml": "global_batch_sise: 8\n",
+    "typos.yaml": "sedd: 3\nloger: 1\nclip: {nrom: 1}\n",
     "nested_typo.yaml": "schedule:\n  warmup_stepz: 3\n",
     "foreign.yaml": "compute_environment: LOCAL\nfp16: true\nnum_machines: 1\n",
     "type.yaml": "epochs: many\n",
@@ -99,6 +100,7 @@ COMMAND_LINE = {
     "train -p": r"-p: expected one argument",
     "strategies --jsom": r"unknown flag '--jsom' \(did you mean '--json'\?\)",
     f"{JOB} --global-batch-sise 8": r"unknown flag '--global-batch-sise' \(did you mean '--global-batch-size'\?\)",
+    f"{JOB} --sedd 8 --epoch=2": r"unknown flag '--sedd' \(did you mean '--seed'\?\), '--epoch' .*'--epochs'\?\);",
     f"{JOB} --global-batch 8": r"unknown flag '--global-batch'",
     f"{JOB} --learning-rate 1": r"unknown flag '--learning-rate' \(here it is --lr\);",
     f"{JOB} --batch-size=8": r"unknown flag '--batch-size' \(here it is --global-batch-size\);",
@@ -191,6 +193,9 @@ VALUES = {
     "--set loader.workers=-1": r"loader.workers = -1",
     "--set tokenizer.vocab_size=1": r"tokenizer.vocab_size = 1: .*64",
     "--set task_options.modle=x": r"task 'text-classification': unknown option 'modle' \(did you mean 'model'\?\)",
+    "--set task_options.modle=x --set task_options.dat=x --set columns.texts=x": (
+        r"unknown option 'modle' \(did you mean 'model'\?\); unknown option 'dat' .*'data'.*'columns.texts' .*'columns"
+    ),
     "--set columns.texts=x": r"unknown option 'columns.texts' \(did you mean 'columns.text'\?\)",
     "--set task_options=3": r"task_options = 3: .*dictionary",
     "--set modle=x": r"unknown key 'modle' \(did you mean 'model'\?\)",
@@ -217,7 +222,10 @@ CONFIG_FILES = {
     "train two.csv": r"expected keys and values, found a str; rows to train on are named by --data two.csv$",
     "train binary.yaml": r"config file binary.yaml: cannot be read: not UTF-8",
     "train typo.yaml": r"typo.yaml: unknown key 'global_batch_sise' \(did you mean 'global_batch_size'\?\)",
-    "train foreign.yaml": r"unknown key 'compute_environment' .* \(and 2 more\); .*: distcore migrate foreign.yaml",
+    "train foreign.yaml": r"unknown key 'compute_environment' .*; unknown .*; .*: distcore migrate foreign.yaml",
+    "train typos.yaml --set clip.nrom=1": (
+        r"unknown key 'clip.nrom' .*'norm'.*; typos.yaml: unknown key 'sedd' .*'seed'.*; unknown key 'loger' .*'loader'"
+    ),
     "train nested_typo.yaml": r"nested_typo.yaml: unknown key 'schedule.warmup_stepz' \(did you mean 'warmup_steps'",
     "train twice.yaml": r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one",
     "train type.yaml": r"type.yaml: epochs = 'many': .*integer",

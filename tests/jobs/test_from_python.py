@@ -89,7 +89,11 @@ class Lines(Simple):
         ({"clip": {"nrom": 1.0}}, "RunConfig: unknown key 'clip.nrom' (did you mean 'norm'?)"),
         ({"weight_decay": 0.1}, "RunConfig: unknown key 'weight_decay' (did you mean 'optimizer.weight_decay'?)"),
         ({"epochs": 0}, "RunConfig: epochs = 0: must be greater than or equal to 1"),
-        ({"epochs": 0, "sed": 1}, "RunConfig: epochs = 0: must be greater than or equal to 1 (and 1 more)"),
+        (
+            {"epochs": 0, "sed": 1, "modle": 1},
+            "RunConfig: epochs = 0: must be greater than or equal to 1; unknown key 'sed' (did you mean 'seed'?); "
+            "unknown key 'modle' (did you mean 'model'?)",
+        ),
     ],
 )
 @pytest.mark.needs("distcore-tasks")

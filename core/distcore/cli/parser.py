@@ -64,7 +64,10 @@ class Parser(argparse.ArgumentParser):
         if no_task and (self.names_task or not hint):
             raise no_task  # it may well be a flag of the task
         asked = f"{self.prog} --help{' --task NAME' * self.names_task}"
-        raise ConfigError(f"{kind} {flag!r}{hint}; {asked} lists the flags")
+        others = dict.fromkeys(word.partition("=")[0] for word in unknown[1:] if word.startswith("--"))
+        others.pop(flag, None)
+        also = "".join(f", {other!r}{here_it_is(other, known) or nearest(other, known)}" for other in others)
+        raise ConfigError(f"{kind} {flag!r}{hint}{also}; {asked} lists the flags")
 
     def _try_task_flags(self, argv: Sequence[str]) -> DistcoreError | None:
         """Add the flags of the task where help, or a flag that the command has not, asks for them.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from distcore.config.short_keys import OPTIONS, option_names
 from distcore.errors import here_it_is, nearest
@@ -22,8 +23,7 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
     """
     problems = error.errors()
     path = _keys(problems[0]["loc"])
-    rules = (p["msg"].removeprefix("Value error, ").lower() for p in problems if _keys(p["loc"]) == path)
-    return path, problems[0]["input"], _plain(" or ".join(dict.fromkeys(rules)))
+    return path, problems[0]["input"], _rules(p for p in problems if _keys(p["loc"]) == path)
 
 
 def _plain(rules: str) -> str:
@@ -35,35 +35,64 @@ def _plain(rules: str) -> str:
 def explain(
     model: type[BaseModel], error: ValidationError, given: object, source: str, changes: Collection[str]
 ) -> str:
-    """Return one line for the first wrong key of ``model``, with the number of others.
+    """Return one line for all wrong keys of ``model``: who corrects one need not come back for the next.
 
     ``given`` is the validated tree. ``source`` names the origin of its keys; keys in ``changes`` are from the command
     line.
     """
-    problems = error.errors()
-    path, value, rules = first_problem(error)
-    unknown = problems[0]["type"] == "extra_forbidden"
-    if unknown:  # the last part is the key itself, even if it looks like the name of a type
-        path = [*_keys(problems[0]["loc"][:-1]), str(problems[0]["loc"][-1])]
-    where = ".".join(path)
-    source = "command line" if where in changes else source
-    others = len({tuple(_keys(p["loc"])) for p in problems}) - 1
-    more = f" (and {others} more)" if others else ""
-    if unknown:
-        known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-        asked = "help(distcore.RunConfig)" if source == "RunConfig" else "distcore train --help all"
-        hint = (
-            here_it_is(path[-1], known)
-            or nearest(path[-1], known)
-            or _deeper(model, path[-1])
-            or f" ({asked} lists them)"
-        )
-        if others > 1 and source not in ("command line", "RunConfig"):
-            more += f"; if it is a file of another trainer: distcore migrate {source}"
-        return f"{source}: unknown key {where!r}{hint}{more}"
+    by_path: dict[str, list[ErrorDetails]] = {}
+    for problem in error.errors():
+        by_path.setdefault(".".join(_path_of(problem)), []).append(problem)
+    parts: list[str] = []
+    last_origin, unknown_keys = "", 0
+    for where, problems in by_path.items():
+        origin = "command line" if where in changes else source
+        is_unknown = problems[0]["type"] == "extra_forbidden"
+        unknown_keys += is_unknown and origin == source
+        text = _unknown_key(model, where, given, origin) if is_unknown else _wrong_value(model, where, problems)
+        if any(_listing(origin) in part for part in parts):
+            text = text.removesuffix(f" ({_listing(origin)})")
+        parts.append(text if origin == last_origin else f"{origin}: {text}")
+        last_origin = origin
+    line = "; ".join(parts)
+    if unknown_keys > 2 and source not in ("command line", "RunConfig"):
+        line += f"; if it is a file of another trainer: distcore migrate {source}"
+    return line
+
+
+def _path_of(problem: ErrorDetails) -> list[str]:
+    """Return the keys of a problem; the last one of an unknown key is itself, even if it looks like a type's name."""
+    if problem["type"] == "extra_forbidden":
+        return [*_keys(problem["loc"][:-1]), str(problem["loc"][-1])]
+    return _keys(problem["loc"])
+
+
+def _unknown_key(model: type[BaseModel], where: str, given: object, source: str) -> str:
+    """Return the problem of a key that is not known, with what was meant, if that can be told."""
+    path = where.split(".")
+    known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
+    near = here_it_is(path[-1], known) or nearest(path[-1], known) or _deeper(model, path[-1])
+    return f"unknown key {where!r}{near or f' ({_listing(source)})'}"
+
+
+def _listing(source: str) -> str:
+    """Return what lists all keys."""
+    asked = "help(distcore.RunConfig)" if source == "RunConfig" else "distcore train --help all"
+    return f"{asked} lists them"
+
+
+def _wrong_value(model: type[BaseModel], where: str, problems: list[ErrorDetails]) -> str:
+    """Return the problem of a value that breaks the rules of its key."""
+    value, rules = problems[0]["input"], _rules(problems)
     if problems[0]["type"] == "model_type":
-        rules = f"expected {' or '.join(f'{where}.{key}' for key in _keys_at(model, path))}"
-    return f"{source}: {where} = {value!r}: {rules}{more}"
+        rules = f"expected {' or '.join(f'{where}.{key}' for key in _keys_at(model, where.split('.')))}"
+    return f"{where} = {value!r}: {rules}"
+
+
+def _rules(problems: Iterable[ErrorDetails]) -> str:
+    """Return the rules that one value breaks, in plain words."""
+    rules = (problem["msg"].removeprefix("Value error, ").lower() for problem in problems)
+    return _plain(" or ".join(dict.fromkeys(rules)))
 
 
 def _short_keys(model: type[BaseModel], given: object) -> Collection[str]:

@@ -58,10 +58,13 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
 
     from distcore.config.messages import first_problem
 
-    if unknown := next(_unknown(cls, options), None):
-        option, known = unknown
-        listed = ", ".join(known) or "none"
-        raise StrategyError(f"{kind} {name!r}: unknown option {option!r}{nearest(option, known)} (options: {listed})")
+    if unknown := [*_unknown(cls, options)]:
+        parts: list[str] = []
+        for place, (option, known) in enumerate(unknown):
+            is_last_of_level = place + 1 == len(unknown) or unknown[place + 1][1] != known
+            listed = f" (options: {', '.join(known) or 'none'})" if is_last_of_level else ""
+            parts.append(f"unknown option {option!r}{nearest(option, known)}{listed}")
+        raise StrategyError(f"{kind} {name!r}: {'; '.join(parts)}")
     if not dataclasses.is_dataclass(cls):
         return cls()
     if wrong := next((name for name in options if _is_bool_for_another(cls, name, options[name])), None):
