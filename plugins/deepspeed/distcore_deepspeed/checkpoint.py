@@ -8,6 +8,7 @@ not used: they gather whole tensors, miss the state of the second parameter grou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,15 @@ def _master_weights(run: Run, optimizer: Any) -> Iterator[tuple[list[Tensor], li
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
         yield optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, lambda p: _partition_of(optimizer, p)
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
-        yield optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, _fragment_of
+        for master, group, flat, ranks in zip(
+            optimizer.single_partition_of_fp32_groups,
+            optimizer.bit16_groups,
+            optimizer.bit16_groups_flat,
+            optimizer.real_dp_process_group,
+            strict=True,
+        ):
+            rank = torch.distributed.get_rank(ranks)
+            yield [master], [group], partial(_fragment_in, flat, master.numel(), rank)
     elif hasattr(optimizer, "fp32_groups_flat_partition"):  # stage 1 in bf16
         yield optimizer.fp32_groups_flat_partition, optimizer.bf16_groups, _fragment_of
     elif run.optimizer is not None:
@@ -77,8 +86,22 @@ def _partition_of(optimizer: Any, parameter: Any) -> tuple[int, int, int]:
     return offset, start, min(size, parameter.ds_numel - start)
 
 
+def _fragment_in(flat: Tensor, partition: int, rank: int, parameter: Tensor) -> tuple[int, int, int]:
+    """Locate a parameter at stages 1 and 2, where a partition of the group's buffer ``flat`` may begin inside of it.
+
+    The parameter is a view into ``flat``, so its address says where it is. DeepSpeed's own ``_hp_mapping`` takes the
+    order of the group for the order in the buffer, which is another one with ``round_robin_gradients``.
+    """
+    begin = parameter.storage_offset() - flat.storage_offset()
+    first = max(begin, partition * rank)
+    last = min(begin + parameter.numel(), partition * (rank + 1))
+    if first >= last:  # the parameter is in other ranks' partitions
+        return 0, 0, 0
+    return first - partition * rank, first - begin, last - first
+
+
 def _fragment_of(parameter: Any) -> tuple[int, int, int]:
-    """Locate a parameter at stages 1 and 2: partitions of a group's flat buffer may begin inside a parameter."""
+    """Locate a parameter at stage 1 in bf16: partitions of a group's flat buffer may begin inside a parameter."""
     mapping = parameter._hp_mapping
     if mapping is None:  # the parameter is in other ranks' partitions
         return 0, 0, 0
