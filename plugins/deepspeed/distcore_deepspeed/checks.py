@@ -19,6 +19,7 @@ from distcore_deepspeed.optimizers import (
     scheduler_settings,
 )
 from distcore_deepspeed.resolve_config import BY_HIDDEN_SIZE, derived_settings
+from distcore_deepspeed.unsupported import unsupported
 
 log = logging.getLogger("distcore")
 
@@ -67,6 +68,8 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
             f"{user.source}: sparse_attention: {reason}; take it out, and the model's own attention is used"
         )
     asked = _with_optimizer_type(user, config)
+    if reasons := unsupported({ZERO: {"stage": user.stage}} | user.tree, config):
+        raise ConfigError(f"{user.source}: {'; '.join(reasons)}")
     unknown = unknown_keys(asked, config.device, user.offload("offload_optimizer"))
     _refuse(user, unknown or refusals(user.tree))
     ranks = config.nproc if isinstance(config.nproc, int) else 1

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from distcore import WeightStream, return_large_blocks
-from distcore_deepspeed import engine
-from distcore_deepspeed.json_config import ZERO, Tree, UserConfig
+from distcore_deepspeed import engine, library
+from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.library import Init
 
 SMALLEST = 2**18
@@ -22,8 +22,8 @@ so ranks took up to half more memory than their partitions.
 
 
 def can_partition(user: UserConfig) -> bool:
-    """Return True if the model can be partitioned as it is read: at stage 3, in memory, and over all ranks."""
-    return user.stage == 3 and user.keeps_masters and user.get(f"{ZERO}.mics_shard_size") is None
+    """Return True if the model can be partitioned as it is read: at stage 3, and in memory."""
+    return user.stage == 3 and user.keeps_masters
 
 
 def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, Tensor]:
@@ -33,6 +33,7 @@ def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, T
     partitions, by name; else an empty dict.
     """
     return_large_blocks(SMALLEST)
+    library.forget_secondary_partitions()
     with engine.quiet():
         init = _DeferredInit(model, values, tree)
     return_large_blocks()

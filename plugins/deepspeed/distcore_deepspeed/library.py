@@ -69,6 +69,11 @@ def start(device: torch.device, debug: bool) -> tuple[int, int]:
     return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
 
 
+def forget_secondary_partitions() -> None:
+    """Forget the group for secondary partitions: DeepSpeed makes one per process, and refuses a second model's."""
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+
+
 def stop() -> None:
     """Forget DeepSpeed's process groups, so that another run in this process makes its own."""
     for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP"):

@@ -15,6 +15,7 @@ from torch import nn
 from distcore import (
     BuiltModel,
     Capabilities,
+    ConfigError,
     Memory,
     ModelSource,
     OptimizerFactory,
@@ -42,6 +43,7 @@ from distcore_deepspeed.open_keys import open_values
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
 from distcore_deepspeed.tracing import traced_engine
+from distcore_deepspeed.unsupported import idle_option
 
 log = logging.getLogger("distcore")
 UNUSED = "an unused parameter gets a zero gradient, so weight decay changes it"
@@ -99,6 +101,8 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         """Refuse, before launch, settings that DeepSpeed would refuse late, ignore, or get wrong."""
         check_training(self.user_config, config)
         check_schedule(self.user_config, config)
+        if idle := idle_option(self, self.user_config, config):
+            raise ConfigError(idle)
 
     def check_evaluation(self, config: RunConfig) -> None:
         """Refuse settings of an evaluation. It has no optimizer, so every stage takes every precision."""

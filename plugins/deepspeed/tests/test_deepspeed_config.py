@@ -190,6 +190,55 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a sum for the mean": ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op = 'sum'"),
     "autocast beside": ({"config": {"torch_autocast": {"enabled": True}}}, "torch_autocast.enabled = True"),
+    "a factor of gradients": (
+        {"config": {"gradient_predivide_factor": 2.0}},
+        r"predivide_factor = 2.0: .*; take it out",
+    ),
+    "scaled before": (
+        {"stage": 2, "config": {"prescale_gradients": True}},
+        "prescale_gradients = True: .*reduce_scatter",
+    ),
+    "DeepCompile": ({"config": {"compile": {"deepcompile": True}}}, "deepcompile = True: .* use --compile on"),
+}
+ZERO_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a part of the offload": (
+        {"offload_optimizer": {"device": "cpu", "ratio": 0.3}},
+        "offload_optimizer.ratio = 0.3: ",
+    ),
+    "superchips": (
+        {"offload_optimizer": {"device": "cpu", "super_offload": True}},
+        "super_offload = True: no checkpoint",
+    ),
+    "ZenFlow": ({"zenflow": {"topk_ratio": 0.1}}, r"zero_optimization\.zenflow = .*: it delays updates"),
+    "MiCS": ({"mics_shard_size": 2}, r"mics_shard_size = 2: DeepSpeed .* dropped MiCS; take it out"),
+    "the first stage 1": ({"legacy_stage1": True}, "legacy_stage1 = True: DeepSpeed dropped it"),
+    "weights in bytes": ({"zero_quantized_weights": True}, "zero_quantized_weights = True: .* there is no GPU"),
+    "gradients in bytes": ({"zero_quantized_gradients": True}, "zero_quantized_gradients = True: .* there is no GPU"),
+    "frozen weights in bytes": ({"zero_quantized_nontrainable_weights": True}, "frozen weights lose their values"),
+    "secondary partitions": ({"zero_hpz_partition_size": 3}, "zero_hpz_partition_size = 3: must divide the number of"),
+    "no norm": ({"stage": 2, "compute_grad_norm": False}, "compute_grad_norm = False: clipping needs the norm"),
+}
+OPTIONS_REFUSED |= {
+    name: ({"config": {"zero_optimization": {"stage": 3} | section}}, message)
+    for name, (section, message) in ZERO_REFUSED.items()
+}
+IDLE: dict[str, tuple[dict[str, Any], str]] = {
+    "round_robin_gradients": ({"stage": 3, "round_robin_gradients": True}, "without stages 1 and 2"),
+    "allgather_bucket_size": ({"stage": 3, "allgather_bucket_size": 1000}, "without stages 1 and 2"),
+    "overlap_comm": ({"stage": 0, "overlap_comm": True}, "without stages 1 to 3"),
+    "reduce_bucket_size": ({"stage": 0, "reduce_bucket_size": "auto"}, "without stages 1 to 3"),
+    "sub_group_size": ({"sub_group_size": 1000}, "without stage 3"),
+    "stage3_prefetch_bucket_size": ({"stage3_prefetch_bucket_size": "auto"}, "without stage 3"),
+    "stage3_max_live_parameters": ({"stage3_max_live_parameters": 10}, "without stage 3"),
+    "hysteresis": ({"hysteresis": 3}, "without precision=fp16"),
+    "cpu_checkpointing": ({"cpu_checkpointing": True}, "without strategy_options.activation_checkpointing=true"),
+    "nvme_path": ({"stage": 3, "nvme_path": "/tmp"}, "without an offload to nvme"),
+    "scheduler_params": ({"scheduler_params": {"warmup_num_steps": 3}}, "without strategy_options.scheduler"),
+    "optimizer_params": ({"optimizer_params": {"torch_adam": True}}, "without an optimizer of DeepSpeed"),
+}
+OPTIONS_REFUSED |= {
+    f"idle {name}": (options, f"strategy_options.{name}: has no effect {message}")
+    for name, (options, message) in IDLE.items()
 }
 
 
@@ -199,6 +248,13 @@ def test_options_that_cannot_work_are_one_line(case: str) -> None:
     with pytest.raises(Exception, match=message) as caught:
         checked(options)
     assert "\n" not in str(caught.value)
+
+
+def test_low_precision_masters_and_scaling_where_it_is_right() -> None:
+    for section, key in (("bf16", "bf16_master_weights_and_grads"), ("fp16", "fp16_master_weights_and_grads")):
+        with pytest.raises(ConfigError, match=f"{section}.{key} = True: master weights and gradients are fp32"):
+            checked({"stage": 2, "config": {section: {key: True}}})
+    checked({"stage": 1, "config": {"prescale_gradients": True, "gradient_predivide_factor": 1.0}})
 
 
 CONFIGS_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
