@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from distcore import Run, World, load_config
+from distcore import Capabilities, Run, World, load_config
 from distcore.checkpoint import _check_names
 from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, collect_job_state
 from distcore.errors import CheckpointError
@@ -143,3 +144,31 @@ def test_both_names_of_a_tied_weight_are_known() -> None:
     saved["model/2.weight"] = 0
     with pytest.raises(CheckpointError, match=r"saved: 'model/2.weight' belongs to nothing in the model"):
         _check_names(run, cast("Any", None), saved)
+
+
+STEPS = {"type": "WarmupLR", "params": {"warmup_num_steps": 3}}
+OWN = replace(SingleStrategy.capabilities, own_values={"schedule": STEPS})
+OTHER = replace(SingleStrategy.capabilities, own_values={"schedule": {"type": "OneCycle"}})
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (
+            OWN,
+            SingleStrategy.capabilities,
+            r"was \{\"type\": \"WarmupLR\".* of strategy 'single' and is that of the config",
+        ),
+        (SingleStrategy.capabilities, OWN, r"was that of the config and is \{\"type\": \"WarmupLR\""),
+        (OWN, OTHER, r"was .*WarmupLR.* and is .*OneCycle"),
+    ],
+)
+def test_a_schedule_of_the_strategys_own_is_the_job(then: Capabilities, now: Capabilities, said: str) -> None:
+    saved = collect_job_state(replace(run(), capabilities=then), Progress(step=7))
+    check_job(replace(run(), capabilities=then), saved, PATH, None, {})
+    with pytest.raises(
+        CheckpointError, match=f"schedule {said}.*; .* accept that with --resume-changed schedule"
+    ) as caught:
+        check_job(replace(run(), capabilities=now), saved, PATH, None, {})
+    assert "\n" not in str(caught.value)
+    check_job(replace(run(resume_changed=["schedule"]), capabilities=now), saved, PATH, None, {})

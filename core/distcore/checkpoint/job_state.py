@@ -7,8 +7,9 @@ step and row, or of seed, step, data shard and micro-batch.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from itertools import chain
@@ -89,6 +90,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
         "environment": environment(run.config.strategy, run.config.task),
+        **({"own_values": dict(run.capabilities.own_values)} if run.capabilities.own_values else {}),
         **({"base": _named(run.base)} if run.base else {}),
         **({"frozen": {name: _named(base) for name, base in run.frozen.items()}} if run.frozen else {}),
     }
@@ -163,6 +165,7 @@ def check_job(
             raise CheckpointError(
                 f"resume = {str(path)!r}: {what}: the resumed run would differ from an uninterrupted one; {then}"
             )
+    _check_own_values(run, job_state, path, accepted)
     order, now = job_state.get("order", "permutation"), order_kind(run.rows)  # the only one there was before the entry
     if order != now:
         raise CheckpointError(
@@ -171,6 +174,28 @@ def check_job(
         )
     if data is not None and keeps_rows(run.config, on_resume) and job_state.get("data") not in (data, None):
         raise other_data(path)
+
+
+def _check_own_values(run: Run, job_state: dict[str, Any], path: Path, accepted: Collection[str]) -> None:
+    """Raise CheckpointError if the strategy trained with a schedule or optimizer of its own, and now there is another.
+
+    ``accepted`` has the keys that the user lets differ.
+    """
+    with _report_malformed(path):
+        saved = dict(job_state.get("own_values", {}))
+    now, before = run.capabilities.own_values, saved_config(job_state, path)
+    for key in sorted(saved.keys() | now.keys()):
+        if saved.get(key) == now.get(key) or key in accepted:
+            continue
+        was, what = (
+            f"{json.dumps(values[key])} of strategy {config.strategy!r}" if key in values else "that of the config"
+            for values, config in ((saved, before), (now, run.config))
+        )
+        raise CheckpointError(
+            f"resume = {str(path)!r}: {key} was {was} and is {what}: the resumed run would differ from an "
+            f"uninterrupted one; resume with the strategy and its options that saved it, or accept that with "
+            f"--resume-changed {key}"
+        )
 
 
 def keeps_rows(config: RunConfig, on_resume: Mapping[str, OnResume]) -> bool:

@@ -40,6 +40,7 @@ from distcore_deepspeed import (
     engine,
     library,
     open_values,
+    own_values,
     resolve,
     traced_engine,
     zero_memory,
@@ -72,6 +73,7 @@ class ZeRO(Backend):
             why_not_compiled=GATHERS,
             forward_cost=self.user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
+            own_values=own_values(self.user),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),
         )

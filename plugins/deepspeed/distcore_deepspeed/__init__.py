@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distcore_deepspeed.json_config import read_config as read_config
     from distcore_deepspeed.memory import zero_memory as zero_memory
     from distcore_deepspeed.open_keys import open_values as open_values
+    from distcore_deepspeed.optimizers import own_values as own_values
     from distcore_deepspeed.resolve_config import resolve as resolve
     from distcore_deepspeed.tracing import traced_engine as traced_engine
 
@@ -35,6 +36,7 @@ _HOME = {
     "checkpoint": "checkpoint",
     "zero_memory": "memory",
     "open_values": "open_keys",
+    "own_values": "optimizers",
     "read_config": "json_config",
     "resolve": "resolve_config",
     "traced_engine": "tracing",

@@ -8,7 +8,7 @@ from typing import Any
 
 from distcore import ConfigError, RunConfig, nearest
 from distcore_deepspeed import ops
-from distcore_deepspeed.json_config import Setting, UserConfig, get
+from distcore_deepspeed.json_config import AUTO, Setting, UserConfig, get
 from distcore_deepspeed.library import lr_schedules
 
 OPTIMIZERS = {
@@ -23,6 +23,10 @@ ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 PEAK_OF = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
 """Map a scheduler to its parameter that replaces the optimizer's learning rate."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
+OF_CONFIG = ("lr", "betas", "eps", "weight_decay", "torch_adam", "fp32_optimizer_states", "foreach", "fused")
+"""Parameters of an optimizer that distcore's config has, or that change no result."""
+AS_IN_ADAMW = {"adam_w_mode": True, "bias_correction": True, "amsgrad": False}
+"""Parameters of DeepSpeed's Adam with the values of AdamW, as distcore builds it; its AdamW ignores the first."""
 LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
 """Keys that need the number of steps of the run, which is known after the data is read."""
 
@@ -44,6 +48,29 @@ def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
     if config.optimizer.name in OPTIMIZERS:
         settings.append(Setting("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name"))
     return settings
+
+
+def own_values(user: UserConfig) -> dict[str, Any]:
+    """Return what DeepSpeed trains with in place of distcore's schedule and AdamW, by key of distcore's config.
+
+    "auto" and what is left out come from distcore's config, which a resume compares by itself.
+    """
+    values: dict[str, Any] = {}
+    if user.scheduler is not None:
+        values["schedule"] = {"type": user.scheduler} | _given(get(user.tree, "scheduler.params"))
+    kind = user.get("optimizer.type")
+    special = {
+        key: value
+        for key, value in _given(get(user.tree, "optimizer.params")).items()
+        if key not in OF_CONFIG and AS_IN_ADAMW.get(key) != value and (kind, key) != ("AdamW", "adam_w_mode")
+    }
+    if special or kind == "Lamb":
+        values["optimizer"] = ({"type": kind} if kind else {}) | special
+    return values
+
+
+def _given(params: Any) -> dict[str, Any]:
+    return {key: value for key, value in (params or {}).items() if value is not None and value != AUTO}
 
 
 def scheduler_settings(config: RunConfig, user: UserConfig, total_steps: int | None) -> list[Setting]:

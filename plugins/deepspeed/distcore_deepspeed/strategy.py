@@ -40,7 +40,7 @@ from distcore_deepspeed.deferred_partitions import can_partition
 from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.memory import zero_memory
 from distcore_deepspeed.open_keys import open_values
-from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
+from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule, own_values
 from distcore_deepspeed.options import DeepSpeedOptions
 from distcore_deepspeed.tracing import traced_engine
 from distcore_deepspeed.unsupported import idle_option
@@ -84,6 +84,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             why_not_compiled=GATHERS,
             forward_cost=user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
+            own_values=own_values(user),
             limits=(
                 FP32_ONLY,
                 UNUSED,

@@ -327,3 +327,27 @@ def test_an_optimizer_of_ours_that_deepspeed_does_not_know_is_said_to_be_meant()
 
 def test_offload_with_our_optimizer_tells_deepspeed_that_it_is_meant() -> None:
     assert tree({"stage": 2, "offload_optimizer": "cpu"})["zero_force_ds_cpu_optimizer"] is False
+
+
+OWN_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "an AdamW as distcore's": (
+        {"config": {"optimizer": {"type": "Adam", "params": {"lr": "auto", "adam_w_mode": True, "torch_adam": True}}}},
+        {},
+    ),
+    "Adam with decay in the gradient": (
+        {"config": {"optimizer": {"type": "Adam", "params": {"lr": 0.1, "adam_w_mode": False}}}},
+        {"optimizer": {"type": "Adam", "adam_w_mode": False}},
+    ),
+    "Lamb": ({"config": {"optimizer": {"type": "Lamb"}}}, {"optimizer": {"type": "Lamb"}}),
+    "a scheduler": (
+        {"scheduler": "WarmupLR", "scheduler_params": {"warmup_num_steps": 3, "warmup_max_lr": "auto"}},
+        {"schedule": {"type": "WarmupLR", "warmup_num_steps": 3}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN_VALUES)
+def test_what_it_trains_with_in_place_of_the_config_is_declared(case: str) -> None:
+    options, declared = OWN_VALUES[case]
+    assert DeepSpeedStrategy(**options).capabilities.own_values == declared

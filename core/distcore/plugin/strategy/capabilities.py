@@ -78,6 +78,12 @@ class Capabilities:
 
     ``optimizer``: it always steps the optimizer from its ``wrap_model``; an extension must not replace it.
     """
+    own_values: Mapping[str, Any] = field(default_factory=dict)
+    """What it trains with in place of the config's ``schedule`` or ``optimizer``, by these keys: JSON values.
+
+    They belong to the job: checkpoints keep them, a resume under a strategy with others is refused, and ``distcore
+    compare`` compares them. Without an entry the config's values are trained with.
+    """
     ema: bool = False
     """True if the core can keep a moving average of the weights by ``save_checkpoint`` and ``load_checkpoint``.
 

@@ -201,6 +201,7 @@ def _row(request: CompareRequest, name: str, settings: dict[str, Any], folder: P
     job = {key: value for key, value in leaves.items() if is_of_job(key)}
     if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
         job["schedule.name"] = f"{config.strategy}'s own"
+    job |= {key: f"{config.strategy}'s own {value}" for key, value in flatten(dict(declared.own_values)).items()}
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
     return Row(
         name=name,
