@@ -154,6 +154,8 @@ class TensorLayout:
                 local.copy_(torch.cat(parts, split.dimension))
         elif isinstance(target, DTensor):
             dtensors.fill(target, lambda start, count: state.piece(name, start, count))
+        elif _parameter_of(name) in self.of_stage:
+            _fill_from_piece(target, name, state)
         else:
             defaults.load_whole(target, name, state)
 
@@ -175,6 +177,16 @@ class TensorLayout:
             boxes.append(Box(values, tuple(s.start for s in box), split.shape, replica=replica))
             at += length
         return boxes
+
+
+def _fill_from_piece(target: Tensor, name: str, state: SavedState) -> None:
+    """Read a tensor that this stage alone holds as the piece that it saves.
+
+    Asking for the whole tensor in the memory of the ranks would gather it, while other stages gather other tensors.
+    """
+    if state.shape(name) != tuple(target.shape):
+        defaults.load_whole(target, name, state)  # which refuses it
+    target.copy_(state.piece(name, 0, target.numel()).view_as(target))
 
 
 def _parameter_of(name: str) -> str:

@@ -153,12 +153,24 @@ def compared(lab, name, options, micros):
     return float(loss), float(expected.detach()), unlike, outputs, frozenset(mine), frozenset(gradients)
 
 
+def averaged(lab):
+    """Losses with averaged weights, in training, and with the weights as they are: in stages, and whole."""
+    losses = []
+    for make in (lab.job, lab.build_alone):
+        job = make(Problem(), ema={"decay": 0.5})
+        trained = job.train(3)
+        without = replace(job, run=replace(job.run, ema=None))
+        losses.append((job.evaluate().metrics["loss"], trained.losses[-1], without.evaluate().metrics["loss"]))
+    return losses
+
+
 def in_a_rank(folder):
     subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"pp": 2}, nproc=2, device="cpu"), cases=())
     with lab_of(subject, folder) as lab:
         by_case = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
         seeds = lab.share(torch.initial_seed())
         rates = [rates_of(make(Problem(), optimizer={"layer_decay": 0.5})) for make in (lab.job, lab.build_alone)]
+        averages_of_both = averaged(lab)
         _, run = wrapped(lab, OutOfOrder())
         with pytest.raises(StrategyError) as misplaced:
             run.model(torch.ones(2, 4))
@@ -169,7 +181,7 @@ def in_a_rank(folder):
         loss = part_only if lab.world.rank == 0 else twice
         with pytest.raises(StrategyError) as calls:
             strategy.train_step(run, [(MicroBatch(indices=np.arange(3)), inputs_of("llama", 4))], loss)
-    return by_case, (seeds, rates), str(misplaced.value), str(generates.value), str(calls.value)
+    return by_case, (seeds, rates, averages_of_both), str(misplaced.value), str(generates.value), str(calls.value)
 
 
 @pytest.fixture(scope="module")
@@ -193,15 +205,22 @@ def test_two_ranks_compute_what_the_whole_model_does(case, ranks):
 
 @pytest.mark.ranks
 def test_stages_draw_other_masks_than_each_other(ranks):
-    for _, (seeds, _), *_ in ranks:
+    for _, (seeds, *_), *_ in ranks:
         assert seeds[0] != seeds[1]  # of the last step; both were seeded alike
 
 
 @pytest.mark.ranks
 def test_learning_rates_are_those_of_the_whole_model(ranks):
-    for _, (_, (mine, whole)), *_ in ranks:
+    for _, (_, (mine, whole), _), *_ in ranks:
         assert mine.items() < whole.items()
         assert len(set(whole.values())) > 2
+
+
+@pytest.mark.ranks
+def test_averaged_weights_take_the_place_of_those_of_each_stage(ranks):
+    for _, (*_, (mine, whole)), *_ in ranks:
+        assert mine == pytest.approx(whole, abs=1e-6)
+        assert whole[0] != whole[2]
 
 
 @pytest.mark.ranks
