@@ -48,6 +48,36 @@ def load(run: Run, state: SavedState) -> bool:
     return True
 
 
+class GradientSync:
+    """Tells the units of FSDP2 whether the next backward pass is the last of its step, after which they send gradients.
+
+    A unit that no forward pass has used yet is always told to send: it has nothing to send, and torch fails at the end
+    of a backward pass on an unused unit that keeps gradients in another dtype than the weights'.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """``model`` and its units are wrapped by ``fully_shard``; no forward pass has run yet."""
+        self.model: Any = model
+        self._last = True
+        self._hooks_of_unused: dict[nn.Module, Any] = {
+            module: module.register_forward_pre_hook(self._begin_to_use)
+            for module in model.modules()
+            if hasattr(module, "set_requires_gradient_sync")
+        }
+
+    def tell(self, last: bool) -> None:
+        """Tell all units. Before the ``last`` backward pass of a step they keep gradients, after it they send them."""
+        self._last = last
+        self.model.set_requires_gradient_sync(last)
+        unit: Any
+        for unit in self._hooks_of_unused:
+            unit.set_requires_gradient_sync(True, recurse=False)
+
+    def _begin_to_use(self, unit: Any, _inputs: object) -> None:
+        self._hooks_of_unused.pop(unit).remove()
+        unit.set_requires_gradient_sync(self._last, recurse=False)
+
+
 def reshard(model: nn.Module) -> None:
     """Free the parameters that a forward pass without backward has left gathered.
 

@@ -19,6 +19,7 @@ from distcore import (
     RunConfig,
     StrategyError,
     World,
+    dtensors,
     nearest,
 )
 from distcore_accelerate.backend import Backend
@@ -125,7 +126,8 @@ class Sharded(Backend):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
-        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=sharded)
+        sync = dtensors.GradientSync(sharded)
+        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=sync)
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         """Return the unsharded model in the precision of the run."""
@@ -133,8 +135,8 @@ class Sharded(Backend):
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Average gradients after the last micro-batch only."""
-        sharded: FSDPModule = run.strategy_state
-        sharded.set_requires_gradient_sync(last)
+        sync: dtensors.GradientSync = run.strategy_state
+        sync.tell(last)
         return _NOTHING
 
 

@@ -188,16 +188,16 @@ class FSDPStrategy:
             checkpoint_activations(units.values(), self.activation_checkpointing)
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
         optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=model, optimizer=optimizer, state=root)
+        return PreparedModel(model=model, optimizer=optimizer, state=dtensors.GradientSync(root))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Send gradients after the last micro-batch only."""
         if run.accumulation > 1:
-            root: FSDPModule = run.strategy_state
-            root.set_requires_gradient_sync(last)
+            sync: dtensors.GradientSync = run.strategy_state
+            sync.tell(last)
             if self._reshard_options():  # gather parameters once per step, not once per micro-batch
-                root.set_reshard_after_backward(last)
+                sync.model.set_reshard_after_backward(last)
         return _NO_CONTEXT
 
     def _allocate(self, model: nn.Module, device: torch.device) -> None:

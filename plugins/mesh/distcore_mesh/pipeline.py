@@ -6,7 +6,6 @@ from collections import deque
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from distcore import Batch, MicroBatch, Run, StepLoss, StrategyError, hookimpl
 from distcore_mesh.pipeline_schedules import pass_order
@@ -60,8 +59,9 @@ def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: St
 
 
 def _backward(run: Run, stages: Stages, last: bool, received: Tensor | None, result: Tensor) -> None:
-    if isinstance(run.model, FSDPModule):
-        run.model.set_requires_gradient_sync(last)
+    state: MeshState = run.strategy_state
+    if state.sync is not None:
+        state.sync.tell(last)
     gradient = None if stages.is_last else stages.receive_gradient(result)
     if result.requires_grad:  # else the whole stage is frozen
         torch.autograd.backward(result, gradient)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distcore import dtensors
 from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.stages import Stages
 from distcore_mesh.tensor_layout import TensorLayout
@@ -19,3 +20,5 @@ class MeshState:
     """The split of sequences over ranks, by ``cp`` or ``sequence_parallel``; ``None``: every rank has whole ones."""
     stages: Stages | None
     """The pipeline stages of this rank; ``None`` without a pipeline."""
+    sync: dtensors.GradientSync | None = None
+    """Tells units when to send gradients; ``None``: nothing is sharded or replicated."""

@@ -173,13 +173,15 @@ class MeshStrategy(MeshOptions):
         if stages is not None:
             install_stages(model, stages)
         optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=model, optimizer=optimizer, state=MeshState(layout, sequence_split, stages))
+        sync = dtensors.GradientSync(model) if isinstance(model, FSDPModule) else None
+        return PreparedModel(model=model, optimizer=optimizer, state=MeshState(layout, sequence_split, stages, sync))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Send gradients after the last micro-batch only."""
-        if run.accumulation > 1 and isinstance(run.model, FSDPModule):
-            run.model.set_requires_gradient_sync(last)
+        state: MeshState = run.strategy_state
+        if run.accumulation > 1 and state.sync is not None:
+            state.sync.tell(last)
         return _NO_CONTEXT
 
     @hookimpl

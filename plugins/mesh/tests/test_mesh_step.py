@@ -1,9 +1,12 @@
 """In a step the ranks of a tensor-parallel group share dropout masks, communicate little, and hold parts of weights."""
 
 from collections import Counter
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -11,6 +14,7 @@ from distcore import Clip, Run, RunConfig, defaults, launch
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
+from distcore_fsdp.strategy import FSDPStrategy
 from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
@@ -92,3 +96,68 @@ def test_a_step_exchanges_what_the_layout_needs_and_one_number(ranks):
 def test_a_rank_holds_its_part_of_the_model(ranks):
     for *_, mine, whole in ranks:
         assert mine < 0.51 * whole
+
+
+class HalfUsed(nn.Module):
+    """A model with a layer that no forward pass uses, or uses in some only."""
+
+    def __init__(self, uses):
+        super().__init__()
+        self.first, self.rare, self.last = (nn.Linear(4, 4) for _ in range(3))
+        self.uses = list(uses)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return self.last(self.rare(x) if self.uses.pop(0) else x)
+
+
+USES = {"never": (False,) * 4, "late": (False, False, True, False), "first": (True, False, False, False)}
+SHARDED = {
+    "mesh": lambda: MeshStrategy(),
+    "mesh replicated": lambda: MeshStrategy(replicate=2),
+    "fsdp in 16 bits": lambda: FSDPStrategy(param_dtype="precision", wrap=["Linear"]),
+}
+
+
+def half_used_in_a_rank(folder):
+    """The gradients of two steps of two micro-batches, and those of a whole model, by strategy and use."""
+    subject = Subject(config=RunConfig(strategy="mesh", nproc=2, device="cpu"), cases=())
+    results = {}
+    with lab_of(subject, folder) as lab:
+        for (name, make), (use, pattern) in product(SHARDED.items(), USES.items()):
+            precision = "bf16" if "16" in name else "fp32"
+            config = RunConfig(device="cpu", precision=precision)
+            gradients = []
+            for strategy in (make(), None):
+                torch.manual_seed(0)
+                model = HalfUsed(pattern)
+                if strategy is None and precision == "bf16":
+                    model.bfloat16()
+                run = Run(
+                    config=config, world=lab.world, capabilities=MeshStrategy().capabilities, module=model,
+                    model=model, accumulation=2,
+                )  # fmt: skip
+                if strategy is not None:
+                    wrapped = strategy.wrap_model(run, model, None)
+                    run = replace(run, model=wrapped.model, strategy_state=wrapped.state)
+                for number in range(4):
+                    if strategy is not None:
+                        strategy.accumulate(run, number % 2 == 1)
+                    x = torch.full((2, 4), number + 1.0, dtype=torch.bfloat16 if precision == "bf16" else None)
+                    run.model(x).sum().backward()
+                named = model.named_parameters()
+                gradients.append({n: whole_of(p.grad) for n, p in named if p.grad is not None})
+            results[name, use] = gradients
+    return results
+
+
+def whole_of(gradient):
+    return (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).float()
+
+
+def test_a_layer_that_no_pass_or_a_late_one_uses_has_its_gradient(tmp_path):
+    for results in launch(half_used_in_a_rank, tmp_path, nproc=2):
+        for case, (sharded, whole) in results.items():
+            assert sharded.keys() == whole.keys(), case
+            for name, gradient in whole.items():
+                torch.testing.assert_close(sharded[name], gradient, rtol=3e-2 if "16" in case[0] else 1e-6, atol=1e-6)
