@@ -49,14 +49,14 @@ def load(run: Run, state: SavedState) -> bool:
 
 
 class GradientSync:
-    """Tells the units of FSDP2 whether the next backward pass is the last of its step, after which they send gradients.
+    """Tells sharded units whether the next backward pass is the last of its step, after which they send gradients.
 
     A unit that no forward pass has used yet is always told to send: it has nothing to send, and torch fails at the end
     of a backward pass on an unused unit that keeps gradients in another dtype than the weights'.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """``model`` and its units are wrapped by ``fully_shard``; no forward pass has run yet."""
+        """``model`` and its units are wrapped already; no forward pass has run yet."""
         self.model: Any = model
         self._last = True
         self._hooks_of_unused: dict[nn.Module, Any] = {
