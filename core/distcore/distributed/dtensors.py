@@ -55,9 +55,9 @@ class GradientSync:
     of a backward pass on an unused unit that keeps gradients in another dtype than the weights'.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """``model`` and its units are wrapped already; no forward pass has run yet."""
-        self.model: Any = model
+    def __init__(self, model: Any) -> None:
+        """``model``, a module, and its units are wrapped already; no forward pass has run yet."""
+        self.model = model
         self._last = True
         self._hooks_of_unused: dict[nn.Module, Any] = {
             module: module.register_forward_pre_hook(self._begin_to_use)

@@ -22,7 +22,7 @@ def move_unsharded(run: Run, model: nn.Module) -> nn.Module:
 
 
 def results_in_fp32(run: Run, model: nn.Module) -> nn.Module:
-    """Make the model return fp32 results, as under autocast, for loss and metrics."""
+    """Make the model take fp32 inputs and return fp32 results, as under autocast, for loss and metrics."""
     if run.config.precision != "fp32":
-        defaults.results_in_fp32(model)
+        defaults.results_in_fp32(model, DTYPES[run.config.precision])
     return model

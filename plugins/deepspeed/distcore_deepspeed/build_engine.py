@@ -15,7 +15,6 @@ from distcore_deepspeed.optimizers import optimizer_type
 from distcore_deepspeed.resolve_config import resolve
 
 log = logging.getLogger("distcore")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build(
@@ -57,9 +56,9 @@ def _wrap_for_evaluation(user: UserConfig, run: Run, model: nn.Module, tree: Tre
         with engine.quiet():
             model = library.initialize(model=model, config=tree)
     else:
-        model = model.to(device=run.world.device, dtype=DTYPES[run.config.precision])
+        model = model.to(device=run.world.device, dtype=library.DTYPES[run.config.precision])
     if run.config.precision != "fp32":
-        defaults.results_in_fp32(model)
+        defaults.results_in_fp32(model, library.DTYPES[run.config.precision])
     return model
 
 

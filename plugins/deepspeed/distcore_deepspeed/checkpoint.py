@@ -92,7 +92,7 @@ def _fragment_in(flat: Tensor, partition: int, rank: int, parameter: Tensor) -> 
     The parameter is a view into ``flat``, so its address says where it is. DeepSpeed's own ``_hp_mapping`` takes the
     order of the group for the order in the buffer, which is another one with ``round_robin_gradients``.
     """
-    begin = parameter.storage_offset() - flat.storage_offset()
+    begin = int(parameter.storage_offset()) - int(flat.storage_offset())
     first = max(begin, partition * rank)
     last = min(begin + parameter.numel(), partition * (rank + 1))
     if first >= last:  # the parameter is in other ranks' partitions

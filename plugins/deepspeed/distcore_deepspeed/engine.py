@@ -51,7 +51,7 @@ def prepare(
     if exact:
         # DeepSpeed took its master weights from a model that was already rounded to 16 bits.
         flat_buffers.copy_weights(checkpoint.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
-        defaults.results_in_fp32(engine)
+        defaults.results_in_fp32(engine, library.DTYPES[run.config.precision])
     if run.config.clip.value is not None and engine.zero_optimization_stage() > 0:
         clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
     return prepared

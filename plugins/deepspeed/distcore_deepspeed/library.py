@@ -43,6 +43,7 @@ from deepspeed.runtime.zero.offload_config import (
 )
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadParamConfig as DeepSpeedZeroOffloadParamConfig
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_COMPILER = "TORCHDYNAMO_DISABLE"
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 DECISIONS = "_PartitionedParameterCoordinator__params_to_release"

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from distcore import Progress, RankInfo, RunConfig, launch, load_config, train
+from distcore import Progress, RankInfo, RunConfig, Simple, launch, load_config, train
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
 from distcore.errors import RankError, StrategyError
@@ -137,6 +138,32 @@ def test_bf16_trains_and_resumes_bit_for_bit(tmp_path: Path, stage: int, alone: 
     assert column(whole, "loss") == pytest.approx(column(alone, "loss"), rel=2e-2)
     again = lines(tmp_path / "half", options, resume=str(tmp_path / "whole/checkpoints/step-00000003"), **changes)
     assert column(again, "loss") == column(whole, "loss")[3:]
+
+
+class Line(Simple):
+    """The README's first task: its rows are fp32, its model is linear."""
+
+    def data(self) -> tuple[TensorDataset, TensorDataset]:
+        x = torch.linspace(-1, 1, 64)[:, None]
+        return TensorDataset(x, 3 * x), TensorDataset(x[::10], 3 * x[::10])
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0]) - batch[1]).square()[:, 0]
+
+
+def test_fp32_rows_train_a_model_of_16_bits_as_under_autocast(tmp_path: Path) -> None:
+    losses = []
+    ways: dict[str, tuple[int, dict[str, Any]]] = {"single": (1, {}), "deepspeed": (2, {"stage": 3})}
+    for name, (nproc, options) in ways.items():
+        settings = config(tmp_path / name, options, strategy=name, nproc=nproc, precision="bf16", **CONSTANT)
+        launch(train, settings, Line(), nproc=nproc)
+        records = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        losses.append([record["train/loss"] for record in records if "train/loss" in record])
+    alone, ranks = losses
+    assert ranks == pytest.approx(alone, rel=2e-2)
 
 
 def test_nothing_is_printed(

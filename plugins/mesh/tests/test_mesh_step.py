@@ -1,8 +1,10 @@
 """In a step the ranks of a tensor-parallel group share dropout masks, communicate little, and hold parts of weights."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -112,10 +114,10 @@ class HalfUsed(nn.Module):
 
 
 USES = {"never": (False,) * 4, "late": (False, False, True, False), "first": (True, False, False, False)}
-SHARDED = {
+SHARDED: dict[str, Callable[[], Any]] = {
     "mesh": lambda: MeshStrategy(),
     "mesh replicated": lambda: MeshStrategy(replicate=2),
-    "fsdp in 16 bits": lambda: FSDPStrategy(param_dtype="precision", wrap=["Linear"]),
+    "fsdp in 16 bits": lambda: FSDPStrategy(param_dtype="precision", wrap=("Linear",)),
 }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,12 +121,23 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
     return norm
 
 
-def results_in_fp32(model: nn.Module) -> None:
+def results_in_fp32(model: nn.Module, inputs_in: torch.dtype | None = None) -> None:
     """Have a model with 16-bit parameters return its floating-point outputs in fp32, as it would under autocast.
 
-    Loss and metrics need the precision.
+    Loss and metrics need the precision. With ``inputs_in`` it also takes fp32 inputs, as it would under autocast: they
+    are cast to this dtype, which its parameters have.
     """
+    if inputs_in is not None:
+        model.register_forward_pre_hook(partial(_cast_inputs, inputs_in), prepend=True, with_kwargs=True)
     model.register_forward_hook(lambda _module, _inputs, outputs: tree_map(_widened, outputs))
+
+
+def _cast_inputs(dtype: torch.dtype, _module: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
+    def cast(value: object) -> object:
+        return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+
+    cast_both: tuple[Any, Any] = tree_map(cast, (inputs, named))
+    return cast_both
 
 
 def _widened(value: object) -> object:
