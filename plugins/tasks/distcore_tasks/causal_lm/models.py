@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.shapes import SHAPES, Shape
 from distcore_tasks.shared import pretrained
+from distcore_tasks.shared.generation.settings import add_ends
 from distcore_tasks.shared.pretrained import load_model, set_dropout
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     shape = SHAPES.get(options.model)
     if shape is None:
         folder = options.model_folder()
-        return load_model("AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad)
+        loaded = load_model("AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad)
+        add_ends(loaded, [] if end is None else [end])
+        return loaded
     config = causal_config(shape, options, vocab_size, pad, end)
     set_dropout(config, options.dropout)
     from transformers import AutoModelForCausalLM

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from distcore import Direction, OnResume
 from distcore_tasks.causal_lm.router import RouterOptions
@@ -60,6 +60,8 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
             "end_documents": "other rows",
             "max_new_tokens": "free",
             "samples": "free",
+            "generation": "free",
+            "special_tokens": "free",
             "tokenizer": "free",  # the tokens that it makes are compared
         }
     )
@@ -82,3 +84,7 @@ class CausalOptions(PackingOptions, RouterOptions, CrossEntropyOptions):
     """Tokens that evaluation generates, greedily, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None
     """Number of evaluation rows, from the first, for which text is generated; null: all rows."""
+    generation: dict[str, JsonValue] = field(default_factory=dict)
+    """Settings that come before those of the model's generation_config.json; null takes a setting away."""
+    special_tokens: bool = False
+    """Whether generated texts show the special tokens that a model writes, such as those of a tool call."""

@@ -22,6 +22,7 @@ from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.causal_lm.streamed import StreamedSequences, apart, open_corpus, streaming_of
 from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, open_blocks, write_blocks
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
+from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
     check_length,
@@ -55,6 +56,8 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
         check_stream(options, {"split_documents": options.split_documents and own})
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
+    if options.max_new_tokens:
+        check_settings(options.model, None if options.from_scratch else options.model_folder(), options.generation)
     settings = [
         options.form,
         asdict(options.columns),

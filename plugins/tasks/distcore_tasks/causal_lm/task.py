@@ -21,12 +21,15 @@ from distcore_tasks.causal_lm.streamed import StreamedSequences
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
 from distcore_tasks.shared.causal import causal
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
+from distcore_tasks.shared.generation.rows import continue_prompts, texts_of
+from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.target_logits import SelectsLogits
 from distcore_tasks.shared.token_metrics import token_report
 from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, empty_datasets, tokenized
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from distcore import Ragged, RunConfig
@@ -54,6 +57,10 @@ class CausalLM(SelectsLogits, CausalOptions):
         data = tokenized(data)
         model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
         return self.with_chunked_head(config, data, self._family, model)
+
+    def check_generation(self) -> None:
+        """Raise ModelError or ConfigError for a setting of generation that cannot be honored."""
+        check_settings(self.model, None if self.from_scratch else self.model_folder(), self.generation)
 
     @property
     def causal(self) -> Causal:
@@ -108,39 +115,19 @@ class CausalLM(SelectsLogits, CausalOptions):
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
-        """Return ``prompt``, the tokens of each prompt as a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``.
+        """Return ``prompt``, the tokens of each prompt, and ``generated``, the new ones without the end, as Raggeds.
 
         A row without a prompt has an empty prompt, and generates nothing. Without prompts in the batch, returns an
-        empty dict. If ``max_new_tokens`` is 0, prompts without answers generate up to ``GENERATED`` tokens. After the
-        end of an answer ``generated`` is padded.
+        empty dict. If ``max_new_tokens`` is 0, prompts without answers generate up to ``GENERATED`` tokens. A row gets
+        the tokens that it gets alone: follows the model's own generation config and the option ``generation``.
         """
         if "prompt_ids" not in batch:
             return {}
         from distcore import Ragged
 
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
-        caller: Any = model
-        pad = int(caller.config.pad_token_id)  # set by build_model
-        length = self.max_new_tokens or GENERATED
-
-        def go_on(given: Tensor, given_mask: Tensor, tokens: int) -> Tensor:
-            made: Tensor = caller.generate(
-                given,
-                attention_mask=given_mask,
-                max_new_tokens=tokens,
-                do_sample=False,
-                synced_gpus=in_step,
-                pad_token_id=pad,
-            )
-            return made[:, given.shape[1] :]
-
-        generated, sampled = prompts.new_full((len(prompts), length), pad), mask.any(1)
-        if sampled.any():
-            made = go_on(prompts[sampled], mask[sampled], length)
-            generated[sampled, : made.shape[1]] = made
-        elif in_step:  # other ranks may have a prompt, and need this rank's shard of the weights to generate
-            one = prompts.new_full((1, 1), pad)
-            go_on(one, one.new_ones(1, 1), 1)
+        most = self.max_new_tokens or GENERATED
+        generated = continue_prompts(model, prompts, mask, most, self.generation, in_step)
         return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
@@ -158,9 +145,10 @@ class CausalLM(SelectsLogits, CausalOptions):
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
-        if tokenizer is not None and isinstance(data.test, UnlabeledPrompts):
-            for prompt, generated in zip(data.test.texts, outputs["generated"], strict=True):
-                yield {"prompt": prompt, "generated": tokenizer.decode(_answer(generated, data.end))}
+        written = texts_of(tokenizer, outputs["generated"], special=self.special_tokens) if tokenizer else []
+        if isinstance(data.test, UnlabeledPrompts):
+            for prompt, text in zip(data.test.texts, written, strict=True):
+                yield {"prompt": prompt, "generated": text}
             return
         for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
             line: dict[str, object] = {
@@ -170,14 +158,19 @@ class CausalLM(SelectsLogits, CausalOptions):
             }
             if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
-                line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
+                line["generated"] = written[index]
                 if isinstance(data.test, SequenceDataset | StreamedSequences):
-                    expected = data.test.completion(index).tolist()
-                    ends = data.end in expected  # else a document goes on, or the answer was cut
-                    line["completion"] = tokenizer.decode(
-                        expected[: expected.index(data.end) if ends else self.max_new_tokens]
-                    )
+                    line["completion"] = self._expected_text(tokenizer, data.test.completion(index), data.end)
             yield line
+
+    def _expected_text(self, tokenizer: Any, targets: np.ndarray, end: int | None) -> str:
+        """Return the text that a row should have got: the answer, or as much of a document as was generated."""
+        tokens = targets.tolist()
+        if end in tokens:
+            tokens = tokens[: tokens.index(end)]
+        elif tokens and tokens[-1] not in tokenizer.all_special_ids:  # a document goes on, or the answer was cut
+            tokens = tokens[: self.max_new_tokens]
+        return str(tokenizer.decode(tokens, skip_special_tokens=not self.special_tokens))
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         """Yield the input for generation in each row: a prompt, a text or messages. Raises DataError."""
@@ -185,6 +178,7 @@ class CausalLM(SelectsLogits, CausalOptions):
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return prompts without answers. Raises DataError for one that is invalid, or leaves no room for an answer."""
+        self.check_generation()
         return unlabeled_prompts(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
@@ -240,9 +234,3 @@ def _at_targets(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     if "targets" in batch:
         return labels[batch["targets"]], row[batch["targets"]]
     return labels, row
-
-
-def _answer(tokens: Tensor, end: int | None) -> list[int]:
-    """Return the tokens before the end token."""
-    answer: list[int] = tokens.tolist()
-    return answer[: answer.index(end)] if end in answer else answer

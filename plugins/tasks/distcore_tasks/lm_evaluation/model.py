@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts
 from distcore_tasks.preference.task import Preference
+from distcore_tasks.shared.generation.rows import texts_of
 from distcore_tasks.shared.tokenized import TokenizedDatasets
 
 MOST_NEW = 256
@@ -40,6 +41,7 @@ class RunModel(TemplateLM):  # type: ignore[misc]
             bound = CausalLM(**vars(bound.as_causal()))
         if not isinstance(bound, CausalLM) or not isinstance(data, TokenizedDatasets):
             raise ConfigError(f"extension lm_eval: measures causal-lm and preference, not task {run.config.task!r}")
+        bound.check_generation()
         strategy = strategies.of(run.config)
         self._run = dataclasses.replace(run, consult=None)  # rows of lm-eval have nothing to ask a reference
         self._task, self._data = bound, data
@@ -113,8 +115,8 @@ class RunModel(TemplateLM):  # type: ignore[misc]
             prompts = _prompts([prompt for _, prompt, _ in group], self._data.pad)
             task = dataclasses.replace(self._task, max_new_tokens=most)
             outputs = self._collect(task, prompts, labeled=False)
-            for (number, _, until), tokens in zip(group, outputs["generated"].tolist(), strict=True):
-                text = self.tokenizer.decode(_before_end(tokens, self._data.end), skip_special_tokens=True)
+            texts = texts_of(self.tokenizer, outputs["generated"], special=False)
+            for (number, _, until), text in zip(group, texts, strict=True):
                 made[number] = postprocess_generated_text(text, until, None)
         return [made[number] for number in range(len(requests))]
 
@@ -147,8 +149,3 @@ def _prompts(tokens: Sequence[list[int]], pad: int) -> UnlabeledPrompts:
     given = [np.asarray(row, np.int64) for row in tokens]
     ones = ConstantColumn(len(given), 1)
     return UnlabeledPrompts(texts=[""] * len(given), tokens=given, pad=pad, lengths=lengths, items=ones)
-
-
-def _before_end(tokens: Iterable[int], end: int | None) -> list[int]:
-    answer = list(tokens)
-    return answer[: answer.index(end)] if end in answer else answer

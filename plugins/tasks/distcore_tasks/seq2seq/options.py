@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from distcore import Direction, OnResume
 from distcore_tasks.padding_free.options import PaddingFreeOptions
@@ -48,6 +49,8 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
         "max_target_len": "other rows",
         "label_smoothing": "ask",
         "max_new_tokens": "free",
+        "generation": "free",
+        "special_tokens": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
     }
 
@@ -69,9 +72,22 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     """Fraction of a target's probability that the loss spreads evenly over all tokens."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation generates for each row, scored by exact match, BLEU and chrF; 0: none."""
+    generation: dict[str, JsonValue] = field(default_factory=dict)
+    """Settings that come before those of the model's generation_config.json; null takes a setting away."""
+    special_tokens: bool = False
+    """Whether generated texts show the special tokens that a model writes."""
 
     def __post_init__(self) -> None:
         """Declare the metrics of generated texts, if any are generated."""
         if self.max_new_tokens:
             written: dict[str, Direction] = dict.fromkeys(NAMES, "max")
             object.__setattr__(self, "metrics", self.metrics | written)  # only on this instance
+
+    @cached_property
+    def own_decoder_padding(self) -> int | None:
+        """The padding token of a decoder whose inputs are made here; ``None`` if the model makes them of labels.
+
+        transformers' FSMT leaves that to its caller.
+        """
+        config = self._config()
+        return int(config.get("pad_token_id", 1)) if config["model_type"] == "fsmt" else None

@@ -21,6 +21,7 @@ from distcore_tasks.seq2seq.scores import check_scores
 from distcore_tasks.seq2seq.streamed import open_streamed, streaming_of
 from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.row_order import in_order
@@ -45,6 +46,7 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
     """
     if options.max_new_tokens:
         check_scores()
+        check_settings(options.model, None if options.from_scratch else options.model_folder(), options.generation)
     check_model(options)
     if options.stream:
         check_stream(options, {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, silence_transformers
+from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.seq2seq.dataset import empty_dataset
 from distcore_tasks.seq2seq.embedded import EMBEDDED
 from distcore_tasks.seq2seq.models import build_model
@@ -16,6 +16,8 @@ from distcore_tasks.seq2seq.prepare import prepare_pairs
 from distcore_tasks.seq2seq.scores import scores
 from distcore_tasks.seq2seq.unlabeled import UnlabeledSources, unlabeled_sources
 from distcore_tasks.shared.chunked_cross_entropy.head import Wanted, has_chunked_head
+from distcore_tasks.shared.generation.rows import answer_sources, texts_of
+from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import check_length, set_length
 from distcore_tasks.shared.token_metrics import token_report
@@ -54,7 +56,7 @@ class Seq2Seq(Seq2SeqOptions):
         """Return the cross entropy, smoothed, summed over the target tokens of ``batch``: fp32, without dimensions."""
         if has_chunked_head(model):
             return _ask(model, batch, "sum").sum()
-        return _cross_entropy(_logits(model, batch), batch["labels"], "sum", self.label_smoothing)
+        return _cross_entropy(self._logits(model, batch), batch["labels"], "sum", self.label_smoothing)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
         """Return ``loss``, summed over the target of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
@@ -75,6 +77,15 @@ class Seq2Seq(Seq2SeqOptions):
                 outputs[name] = Ragged(batch[f"{name}_text"], batch[f"{name}_bytes"])
         return outputs
 
+    def _logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the logits in fp32, shape ``(n, longest target, vocabulary)``."""
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+        if (pad := self.own_decoder_padding) is not None:
+            inputs["decoder_input_ids"] = wrap_labels(batch["labels"], pad)
+        # The model shifts the labels into decoder inputs. It also computes a mean loss, which is not used.
+        logits: Tensor = model(**inputs, use_cache=False).logits
+        return logits.float()
+
     def _scores(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ``loss``, ``surprise``, ``tokens`` and ``right`` of each row, as ``outputs`` does."""
         labels = batch["labels"]
@@ -82,42 +93,24 @@ class Seq2Seq(Seq2SeqOptions):
         if has_chunked_head(model):
             loss, surprise, right = _ask(model, batch, "rows").view(*labels.shape, 3).unbind(-1)
         else:
-            logits = _logits(model, batch)
+            logits = self._logits(model, batch)
             loss = _cross_entropy(logits, labels, "none", self.label_smoothing).view_as(labels)
             surprise = _cross_entropy(logits, labels, "none", 0.0).view_as(labels) if self.label_smoothing else loss
             right = counted & (logits.argmax(-1) == labels)
         sums = {"loss": loss.sum(1), "surprise": surprise.sum(1)}
         return sums | {"tokens": counted.sum(1), "right": (right > 0).sum(1)}
 
-    def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor]:
-        """Return ``generated``, int64 ``(n, max_new_tokens)``, padded after the end; an empty dict if that is 0.
+    def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
+        """Return ``generated``, the new tokens of each row without the end, as a Ragged; nothing if none are asked for.
 
-        Rows without targets get ``GENERATED`` tokens instead of 0. Follows the model's own generation config, except
-        for sampling.
+        Rows without targets get ``GENERATED`` tokens where ``max_new_tokens`` is 0. A row gets the tokens that it gets
+        alone: follows the model's own generation config, except for sampling, and the option ``generation``.
         """
-        length = self.max_new_tokens or (0 if "labels" in batch else GENERATED)
-        if not length:
+        most = self.max_new_tokens or (0 if "labels" in batch else GENERATED)
+        if not most:
             return {}
-        from transformers.modeling_outputs import BaseModelOutput
-
-        caller: Any = model
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        # Runs the encoder by a call of the whole model: generate() would call the encoder alone, whose weights may be
-        # sharded. The decoder gets any token, because its result is not used.
-        any_token = batch["input_ids"].new_zeros(len(batch["input_ids"]), 1)
-        read = caller(**inputs, decoder_input_ids=any_token, use_cache=False).encoder_last_hidden_state
-        with silence_transformers():
-            sequences = caller.generate(
-                encoder_outputs=BaseModelOutput(last_hidden_state=read),
-                attention_mask=batch["attention_mask"],
-                max_new_tokens=length,
-                do_sample=False,
-                synced_gpus=in_step,
-            )
-        made = sequences[:, 1:]  # without the start token
-        generated = made.new_full((len(made), length), caller.config.pad_token_id)
-        generated[:, : made.shape[1]] = made
-        return {"generated": generated}
+        sources, mask = batch["input_ids"], batch["attention_mask"]
+        return {"generated": answer_sources(model, sources, mask, most, self.generation, in_step)}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over target tokens, ``perplexity`` and ``token_accuracy``.
@@ -127,7 +120,7 @@ class Seq2Seq(Seq2SeqOptions):
         """
         metrics = token_report(outputs)
         if self.max_new_tokens:
-            written, targets = (_written(outputs, data), _texts(outputs["target"])) if outputs else ([], [])
+            written, targets = (self._written(outputs, data), _texts(outputs["target"])) if outputs else ([], [])
             metrics |= scores(written, targets)
         return metrics
 
@@ -137,17 +130,21 @@ class Seq2Seq(Seq2SeqOptions):
         Without targets, yields only ``source`` and ``generated``.
         """
         if isinstance(data.test, UnlabeledSources):
-            for source, generated in zip(data.test.sources, _written(outputs, data), strict=True):
+            for source, generated in zip(data.test.sources, self._written(outputs, data), strict=True):
                 yield {"source": source, "generated": generated}
             return
         if not outputs:
             return
         columns = {"source": _texts(outputs["source"]), "target": _texts(outputs["target"])}
         if "generated" in outputs:
-            columns["generated"] = _written(outputs, data)
+            columns["generated"] = self._written(outputs, data)
         means = (outputs["loss"].double() / outputs["tokens"]).tolist()
         for index, loss in enumerate(means):
             yield {"index": index, **{name: texts[index] for name, texts in columns.items()}, "loss": loss}
+
+    def _written(self, outputs: dict[str, Any], data: Datasets) -> list[str]:
+        """Return the generated text of each row."""
+        return texts_of(tokenized(data).loaded_tokenizer, outputs["generated"], special=self.special_tokens)
 
     def row_columns(self) -> dict[str, str]:
         """Return the only column of rows without targets, the source."""
@@ -160,6 +157,7 @@ class Seq2Seq(Seq2SeqOptions):
         """
         if not self.from_scratch:
             check_length(self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens")
+        check_settings(self.model, None if self.from_scratch else self.model_folder(), self.generation)
         return unlabeled_sources(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
@@ -179,14 +177,6 @@ def _ask(model: nn.Module, batch: dict[str, Tensor], wanted: Wanted) -> Tensor:
     return answer
 
 
-def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, longest target, vocabulary)``."""
-    names = ("input_ids", "attention_mask", "labels")
-    # The model shifts the labels into decoder inputs. It also computes a mean loss, which is not used.
-    logits: Tensor = model(**{name: batch[name] for name in names}, use_cache=False).logits
-    return logits.float()
-
-
 def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, smoothing: float) -> Tensor:
     from torch.nn.functional import cross_entropy
 
@@ -199,10 +189,11 @@ def _texts(column: Ragged) -> list[str]:
     return [text.numpy().tobytes().decode() for text in column]
 
 
-def _written(outputs: dict[str, Any], data: Datasets) -> list[str]:
-    """Return the generated text of each row."""
-    data = tokenized(data)
-    tokenizer = data.loaded_tokenizer
-    rows = outputs["generated"].tolist()
-    ended = [row[: row.index(data.end)] if data.end in row else row for row in rows]
-    return [tokenizer.decode(row, skip_special_tokens=True) for row in ended]
+def wrap_labels(labels: Tensor, pad: int) -> Tensor:
+    """Return the decoder's inputs for labels: one place to the right, and the last token of each at its start."""
+    tokens = labels.masked_fill(labels == IGNORED, pad)
+    last = (labels != IGNORED).sum(1, keepdim=True) - 1
+    start = tokens.gather(1, last.clamp(min=0))
+    shifted: Tensor = start.new_empty(tokens.shape)
+    shifted[:, :1], shifted[:, 1:] = start, tokens[:, :-1]
+    return shifted

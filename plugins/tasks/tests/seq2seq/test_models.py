@@ -101,6 +101,30 @@ def test_the_model_reads_each_target_shifted_by_one_behind_its_start_token(kind:
         assert float(task.loss(model, batch)) == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_the_decoder_of_fsmt_reads_the_labels_behind_their_end(tmp_path: Path) -> None:
+    """transformers' FSMT makes no decoder inputs of labels: a run failed in its first step."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in BART.items() if key not in ("vocab_size", "encoder_layerdrop")}
+    vocabularies = {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "langs": ["en", "de"]}
+    shape = AutoConfig.for_model("fsmt", **(sizes | vocabularies | {"decoder_start_token_id": 1}))
+    AutoModelForSeq2SeqLM.from_config(shape).save_pretrained(tmp_path / "fsmt")
+    train_tokenizer([" ".join(row) for row in ROWS], VOCABULARY).save_pretrained(tmp_path / "fsmt")
+    task = task_of(tmp_path, model=str(tmp_path / "fsmt"))
+    dataset, model = built(task)
+    batch = dataset.batch(np.arange(4))
+    start = torch.ones(4, 1, dtype=torch.long)  # decoder_start_token_id, which is the end token
+    shifted = torch.cat([start, batch["labels"][:, :-1]], 1)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    model.eval()
+    with torch.no_grad():
+        likely = model(**inputs, decoder_input_ids=shifted.clamp(min=0), use_cache=False).logits.log_softmax(-1)
+        counted = batch["labels"] != IGNORED
+        expected = -likely[counted].gather(1, batch["labels"][counted][:, None]).sum()
+        assert float(task.loss(model, batch)) == pytest.approx(float(expected), rel=1e-5)
+        alone = [float(task.loss(model, dataset.batch(np.arange(row, row + 1)))) for row in range(4)]
+    assert sum(alone) == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_smoothing_spreads_its_part_over_the_vocabulary_and_padding_never_counts() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 3, 7), torch.tensor([[1, 2, 3], [4, IGNORED, IGNORED]])
