@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,8 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "s
 """Vocabulary files. The folder of a language model must have at least one of them."""
 IMAGE_PROCESSORS = ("preprocessor_config.json",)
 """Preprocessing files. The folder of an image model must have at least one of them."""
+DEFAULT_PADDING = 8
+"""More than the padding token, plus 1, of any type of model whose config.json leaves it out."""
 BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
 """Names, in error messages, of the files besides config and weights."""
 
@@ -67,19 +69,50 @@ def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
 
 
 def positions(name: str, folder: Path) -> int | None:
-    """Return the maximum number of positions of the model in ``folder``; ``None`` if it is unbounded."""
+    """Return the maximum number of tokens of a row of the model in ``folder``; ``None`` if it is unbounded."""
     tree = read_config(name, folder)
+    declared = _declared_positions(tree)
+    if declared is None or not _behind_padding(tree, declared):
+        return declared
+    from distcore_tasks.shared.position_table import measure_positions
+
+    measured = measure_positions(folder)
+    if measured is None:
+        first = int(tree.get("pad_token_id") or 0) + 1
+        return declared - (first if "roberta" in tree["model_type"] else 0)
+    return min(declared, measured)
+
+
+def _declared_positions(tree: Mapping[str, Any]) -> int | None:
+    """Return the number of positions in a config.json; ``None`` if it says none that is a limit."""
     # T5 and its relatives have relative positions; the number of positions in their config is no limit.
     counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
     declared = tree.get("max_position_embeddings", counted)
-    if not isinstance(declared, int):
-        return None
-    # RoBERTa and its relatives number positions from pad_token_id + 1, so fewer are usable than their config says.
-    return declared - (int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0)
+    return declared if isinstance(declared, int) else None
+
+
+def _behind_padding(tree: Mapping[str, Any], declared: int) -> int:
+    """Return how many positions the model may leave out, if it numbers them from behind its padding token.
+
+    RoBERTa and its relatives do, so fewer are usable than their config says.
+    """
+    if any("rope" in key or "rotary" in key for key in tree):
+        return 0  # angles, of which there is no table
+    pad = tree.get("pad_token_id")
+    if pad is None:
+        return DEFAULT_PADDING
+    return int(pad) + 1 if 0 <= int(pad) < declared else 0
 
 
 def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
-    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the positions of the model in ``folder``."""
+    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the positions of the model in ``folder``.
+
+    Measures the model only where its config leaves that open.
+    """
+    tree = read_config(name, folder)
+    declared = _declared_positions(tree)
+    if declared is None or tokens <= declared - _behind_padding(tree, declared):
+        return
     most = positions(name, folder)
     if most is not None and tokens > most:
         change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
@@ -117,7 +150,23 @@ def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
     with silence_transformers(), one_line_errors(f"model {name}: tokenizer cannot be loaded{missing}"):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
+    if (folder / "config.json").is_file():
+        _check_padding_token(name, folder, tokenizer)
+    return tokenizer
+
+
+def _check_padding_token(name: str, folder: Path, tokenizer: Any) -> None:
+    """Raise ModelError for a padding token that was added to the tokenizer and not to the embedding."""
+    size, pad = read_config(name, folder).get("vocab_size"), tokenizer.pad_token_id
+    if pad is None or not isinstance(size, int) or pad < size:
+        return
+    end = tokenizer.eos_token
+    inside = f", such as its end token {end!r}" if end and tokenizer.eos_token_id < size else ""
+    raise ModelError(
+        f"model {name}: its tokenizer's padding token {tokenizer.pad_token!r} is token {pad}, but config.json has a "
+        f"vocabulary of {size} (0 to {size - 1}); set pad_token in tokenizer_config.json to one of these{inside}"
+    )
 
 
 def pad_token(tokenizer: Any) -> int:
