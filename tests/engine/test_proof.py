@@ -324,6 +324,19 @@ def test_what_has_no_such_result_is_named_and_trains(
     assert "proof: the first steps are not proved" in caplog.text
 
 
+class Cancels(Own):
+    """Rows whose gradients are huge and cancel each other: rounding is all that remains."""
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Any:
+        signs = batch[0][:, 0] - X[:, 0].mean()
+        return super().row_loss(model, batch) + 1e6 * signs * model[0].weight.sum()  # type: ignore[index]
+
+
+def test_a_difference_of_rounding_alone_is_named_and_trains(tmp_path: Path) -> None:
+    facts = proved(tmp_path, Cancels(), optimizer={"name": "sgd", "weight_decay": 0.0}, global_batch_size=32)
+    assert re.search("rounding alone moves its (loss|norm) by .* in another order", facts["why"]), facts
+
+
 class OneStepOfItsOwn(Own):
     """A task that makes its own steps."""
 

@@ -79,6 +79,9 @@ BOUNDS = {
 }
 """Bounds by precision; other precisions are not proved."""
 
+ROUNDING = 10
+"""A difference up to so many times what another order of rows makes in one process shows nothing."""
+
 CAUSES = {
     "loss": "weights that forward writes or reads as numbers, a child's weight read in its parent's forward, "
     "random numbers of its own",
@@ -318,7 +321,7 @@ class Proof:
             expected = replay(plain, run, self._steps)
             distance = difference(self._losses, self._norms, got, expected, plain)
             what = distance.beyond(bounds)
-            reason = self._reason(run, expected, bounds) if what else ""
+            reason = self._reason(run, expected, bounds, distance) if what else ""
         except DistcoreError:
             raise
         except Exception as error:  # any class: code of the task that runs in a way it was not written for
@@ -341,7 +344,7 @@ class Proof:
         self.facts = {"steps": 0, "why": why}
         log.warning("proof: the first steps are not proved: %s", why)
 
-    def _reason(self, run: Run, expected: Replayed, bounds: Bounds) -> str:
+    def _reason(self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference) -> str:
         """Return why the job has no result to compare with, found in plain PyTorch alone; empty if it has one."""
         assert self._plain is not None
         plain = self._plain
@@ -357,7 +360,21 @@ class Proof:
                 "it draws random numbers outside of dropout by row, so results follow from ranks and micro-batches; "
                 "distcore.row_random, or at(epoch) of the dataset, draws by row"
             )
-        return self._mixes_rows(run, expected, bounds)
+        return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(run, expected, bounds)
+
+    def _only_rounds(self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference) -> str:
+        """Return the sentence about a job in which rounding alone moves a figure about as far as the run moved it."""
+        assert self._plain is not None
+        self._plain.reset()
+        backwards = between(replay(self._plain, run, self._steps, backwards=True), expected, self._plain)
+        what = distance.beyond(bounds)
+        moved = getattr(backwards, what)
+        if not getattr(distance, what) <= ROUNDING * moved < math.inf:
+            return ""
+        return (
+            f"rounding alone moves its {what} by {moved:.0e} where the rows of a batch come in another order, "
+            f"and the run moved it by {getattr(distance, what):.0e}"
+        )
 
     def _mixes_rows(self, run: Run, expected: Replayed, bounds: Bounds) -> str:
         """Return the sentence about a job in which one plain process depends on how it cuts a batch."""

@@ -113,15 +113,16 @@ class PlainCopy:
             model.to(device)
 
 
-def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1) -> Replayed:
+def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1, backwards: bool = False) -> Replayed:
     """Train the copy for the first ``steps`` optimizer steps, each as one batch on this device.
 
     With ``parts`` above 1 the rows of a step pass through the model in so many groups, whose gradients add up: what
-    mixes rows then has another result. Leaves all generators as they were.
+    mixes rows then has another result. With ``backwards`` they come in the opposite order, which changes a result by
+    rounding alone. Leaves all generators as they were.
     """
     plain.to(run.world.device)
     plain.model.train()
-    replayer = _Replayer(plain, run, parts)
+    replayer = _Replayer(plain, run, parts, backwards)
     with untouched_generators(), use_row_masks(run) as masks:
         if masks:
             masks.is_new = False  # the run's own first pass has told
@@ -137,8 +138,8 @@ def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1) -> Replayed:
 class _Replayer:
     """The state of one replay: its optimizer, schedule and datasets."""
 
-    def __init__(self, plain: PlainCopy, run: Run, parts: int) -> None:
-        self._plain, self._run, self._parts = plain, run, parts
+    def __init__(self, plain: PlainCopy, run: Run, parts: int, backwards: bool) -> None:
+        self._plain, self._run, self._parts, self._backwards = plain, run, parts, backwards
         config, task, model = plain.config, plain.task, plain.model
         self._optimizer = optimizer_factory(config, task.phases)(model)
         self._schedule = scheduler_for(config, self._optimizer, run.total_steps, run.steps_per_epoch)
@@ -151,7 +152,8 @@ class _Replayer:
         """Yield number, epoch and rows of each step."""
         plan = training_plan(self._plain.config, self._plain.data.train)
         for number, (epoch, rows) in enumerate(islice(global_batches(plan), steps)):
-            yield number, epoch, np.sort(rows) if self._plain.task.whole_batch else rows
+            in_order = np.sort(rows) if self._plain.task.whole_batch else rows
+            yield number, epoch, in_order[::-1].copy() if self._backwards else in_order
 
     def step(self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None) -> tuple[float, float]:
         """Make one optimizer step; return its mean loss and the norm of its gradient."""
