@@ -11,6 +11,7 @@ from distcore_accelerate.settings import Settings
 
 def check_settings(settings: Settings, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError, one line, for a device, number of ranks or precision that contradicts the settings."""
+    _check_machines(settings, environ)
     _check_device(settings, config, environ)
     _check_number(settings, config, environ)
     if settings.precision not in (None, config.precision):
@@ -18,6 +19,18 @@ def check_settings(settings: Settings, config: RunConfig, environ: Mapping[str, 
             f"{settings.source}: mixed_precision says {settings.precision}, but precision = {config.precision!r}; "
             f"use --precision {settings.precision}, or change the file"
         )
+
+
+def _check_machines(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Refuse a file for several machines in a command that would start all its ranks on this one."""
+    if settings.machines == 1 or "RANK" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
+        return
+    processes, machines = settings.processes, settings.machines
+    each = processes // machines if processes and processes % machines == 0 else "N"
+    raise ConfigError(
+        f"{settings.source}: num_machines = {machines}, but this command starts ranks on one machine; run it on each "
+        f"machine with --launcher torchrun:{settings.address} --nodes {machines} --nproc {each}, or take it out"
+    )
 
 
 def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:

@@ -29,11 +29,11 @@ BACKENDS: dict[str, BackendName] = {
 PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 READ = frozenset(
     {"compute_environment", "distributed_type", "mixed_precision", "fp16", "num_processes", "use_cpu", "gpu_ids"}
-    | {"fsdp_config", "deepspeed_config"}
+    | {"num_machines", "main_process_ip", "main_process_port", "fsdp_config", "deepspeed_config"}
 )
 """Keys of an ``accelerate config`` file that concern a run."""
 LAUNCHING = frozenset(
-    {"debug", "machine_rank", "num_machines", "main_process_ip", "main_process_port", "rdzv_backend", "same_network"}
+    {"debug", "machine_rank", "rdzv_backend", "same_network"}
     | {"main_training_function", "enable_cpu_affinity", "mpirun_config", "downcast_bf16", "command_file", "commands"}
     | {"tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo", "num_cpu_threads_per_process"}
 )
@@ -62,6 +62,10 @@ class Settings:
     """The requested value of ``--precision``."""
     processes: int | None = None
     """The requested number of ranks on all machines; ``None`` if unset."""
+    machines: int = 1
+    """The requested number of machines."""
+    address: str = "HOST:PORT"
+    """Where the first machine waits for the others."""
     use_cpu: bool = False
     """True if the file requires the CPU, even with GPUs."""
     gpu_ids: str | None = None
@@ -92,6 +96,8 @@ def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.en
         backend=options.backend,
         precision=asked.precision,
         processes=asked.processes,
+        machines=asked.machines,
+        address=asked.address,
         use_cpu=asked.use_cpu,
         gpu_ids=asked.gpu_ids,
         fsdp=asked.fsdp,
@@ -147,7 +153,9 @@ def _settings_of(tree: Tree, source: str) -> Settings:
         source=source,
         distributed_type=kind,
         precision=_precision(tree, source),
-        processes=_processes(tree, source),
+        processes=_count(tree, "num_processes", source),
+        machines=_count(tree, "num_machines", source) or 1,
+        address=f"{tree.get('main_process_ip') or 'HOST'}:{tree.get('main_process_port') or 29500}",
         use_cpu=bool(tree.get("use_cpu")),
         gpu_ids=None if tree.get("gpu_ids") in (None, "all") else str(tree["gpu_ids"]),
         fsdp={key.removeprefix("fsdp_"): value for key, value in _subtree(tree, "fsdp_config", source).items()},
@@ -190,12 +198,12 @@ def _precision(tree: Tree, source: str) -> str | None:
     return PRECISIONS[word]
 
 
-def _processes(tree: Tree, source: str) -> int | None:
-    given = tree.get("num_processes")
+def _count(tree: Tree, key: str, source: str) -> int | None:
+    given = tree.get(key)
     if given in (None, -1):
         return None
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ConfigError(f"{source}: num_processes = {given!r}: expected a whole number, 1 or more")
+        raise ConfigError(f"{source}: {key} = {given!r}: expected a whole number, 1 or more")
     return given
 
 

@@ -68,7 +68,7 @@ class AccelerateStrategy(AccelerateOptions):
         on_cpu = settings.use_cpu or settings.distributed_type == "MULTI_CPU"
         said = {
             "precision": settings.precision,
-            "nproc": 1 if settings.distributed_type == "NO" else settings.processes,
+            "nproc": 1 if settings.distributed_type == "NO" else settings.processes if settings.machines == 1 else None,
             "device": "cpu" if on_cpu else None,
         }
         return dict(self.active_backend.open_values(config)) | {k: v for k, v in said.items() if v is not None}

@@ -120,6 +120,16 @@ def test_the_launchers_default_precision_asks_for_nothing() -> None:
     assert read_settings(AccelerateStrategy(), {"ACCELERATE_MIXED_PRECISION": "no"}).precision is None
 
 
+def test_a_file_for_two_machines_fits_the_ranks_that_a_launcher_starts_on_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    file = write_config(tmp_path, num_machines=2, num_processes=4)
+    assert resolved({"config_file": file}, started=4).nproc == 4
+    with pytest.raises(ConfigError, match="num_processes = 4, but there are 2"):
+        resolved({"config_file": file}, started=2)
+
+
 def test_two_processes_that_became_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -132,6 +142,12 @@ BAD_FILES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"distributed_type": "MULTI_GPU", "use_cpu": False}, {}, r"MULTI_GPU', but the run is on the CPU.*MULTI_CPU"),
     ({"distributed_type": "MULTI_XPU"}, {}, r"'MULTI_XPU': not supported \(did you mean 'MULTI_[CG]PU'\?\)"),
     ({"distributed_type": "MEGATRON_LM"}, {}, r"'MEGATRON_LM': not supported"),
+    (
+        {"num_machines": 2, "num_processes": 4, "main_process_ip": "node0", "main_process_port": 9901},
+        {},
+        r"num_machines = 2, but .* one machine; .* --launcher torchrun:node0:9901 --nodes 2 --nproc 2, or take it out",
+    ),
+    ({"num_machines": 0}, {}, r"num_machines = 0: expected a whole number, 1 or more"),
     ({"mixed_precision": "bf16"}, {"precision": "fp32"}, r"says bf16, but precision = 'fp32'; use --precision bf16"),
     ({"mixed_precision": "fp8"}, {}, r"mixed_precision = 'fp8': not supported"),
     ({"num_processes": 2}, {"nproc": 3, "global_batch_size": 30}, r"num_processes = 2, but there are 3 rank"),
