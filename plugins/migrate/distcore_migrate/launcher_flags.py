@@ -151,6 +151,8 @@ HOROVOD_ROWS: dict[str, Rule] = {
     "output_filename": LOGS,
     "p": fact("ssh_port", whole),
     "ssh_port": fact("ssh_port", whole),
+    "fusion_threshold_mb": to("strategy_options.fusion_mb", float),
+    "cycle_time_ms": to("strategy_options.cycle_ms", float),
 }
 """Flags of horovodrun that say something; the others tune Horovod."""
 MPI_ROWS: dict[str, Rule] = {
@@ -193,8 +195,8 @@ HOROVOD_SWITCHES = (
     "hierarchical_allgather no_stall_check prefix_output_with_timestamp log_with_timestamp log_without_timestamp"
 )
 HOROVOD_VALUES = (
-    "start_timeout network_interfaces network_interface config_file i ssh_identity_file fusion_threshold_mb "
-    "cycle_time_ms cache_capacity min_num_proc max_num_proc slots_per_host elastic_timeout reset_limit mpi_args "
+    "start_timeout network_interfaces network_interface config_file i ssh_identity_file "
+    "cache_capacity min_num_proc max_num_proc slots_per_host elastic_timeout reset_limit mpi_args "
     "binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level host_discovery_script "
     "timeline_filename"
 )

@@ -91,6 +91,11 @@ LINES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "cores": (f"deepspeed --bind_cores_to_rank --num_gpus 2 {GLUE}", {"nproc": 2}, "--bind-cores"),
     "horovodrun": ("horovodrun -np 2 -H localhost:2 --gloo python own.py", {"strategy": "horovod", "nproc": 2}, ""),
+    "horovodrun with its buffers": (
+        "horovodrun -np 2 --fusion-threshold-mb 32 --cycle-time-ms 3.5 python own.py",
+        {"strategy": "horovod", "nproc": 2, "strategy_options": {"fusion_mb": 32.0, "cycle_ms": 3.5}},
+        "",
+    ),
     "horovodrun on two machines": (
         "horovodrun -np 4 -H host1:2,host2:2 python own.py --epochs 3",
         {"strategy": "horovod", "nproc": "auto"},
