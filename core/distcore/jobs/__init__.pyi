@@ -19,6 +19,7 @@ from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for
 from distcore.jobs.export import export_checkpoint as export_checkpoint
+from distcore.jobs.export_proof import Proof as Proof
 from distcore.jobs.logs import set_up_logging as set_up_logging
 from distcore.jobs.train import check as check
 from distcore.launchers.processes.contexts import handle_stop_signals as handle_stop_signals

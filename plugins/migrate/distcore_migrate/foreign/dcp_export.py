@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint import state_dict_saver
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -50,3 +53,17 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     except CheckpointException as error:  # no Exception, so that nothing else would make a line of it
         ((reason, _),) = error.failures.values()
         raise OSError(str(reason)) from error
+    if trained.is_average:
+        return  # the card of the run has the loss of the average, and this has what was trained
+    trained.prove("torch.distributed.checkpoint", partial(_load, to, module))
+
+
+def _load(to: Path, module: nn.Module) -> nn.Module:
+    """Return a copy of ``module`` with the weights in the folder ``to``."""
+    again = copy.deepcopy(module)
+    weights, _ = get_state_dict(again, ())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        state_dict_loader.load({"model": weights}, checkpoint_id=to, no_dist=True)
+    again.load_state_dict(weights)
+    return again.float()

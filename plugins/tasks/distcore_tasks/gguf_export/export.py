@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 from distcore import ConfigError, TrainedModel
 from distcore_tasks.gguf_export.families import family_of
 from distcore_tasks.gguf_export.file import write_gguf
+from distcore_tasks.gguf_export.read_back import prove
 from distcore_tasks.gguf_export.vocabulary import vocabulary_of
 from distcore_tasks.graph_export.graph import finish
 from distcore_tasks.huggingface_export.card import GGUF
 
+merges = True
+"""A file has no place for an adapter."""
 exempt = {
     "has-the-weights": "queries and keys have their rows in another order",
     "keeps-the-dtype": "norms and biases are in fp32",
@@ -30,10 +34,6 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("--format gguf: gguf is not installed; pip install gguf")
     module: Any = trained.module
-    if hasattr(module, "peft_config"):
-        from distcore_lora import take_out
-
-        module = take_out(module, merge=True)
     family = family_of(module)
     with TemporaryDirectory() as folder:
         trained.save_task_files(Path(folder))
@@ -41,4 +41,4 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
         vocabulary = vocabulary_of(Path(folder), module.config.vocab_size)
     to.mkdir(exist_ok=True)
     write_gguf(to / GGUF, module, family, vocabulary)
-    finish(to, trained)
+    finish(to, trained, partial(prove, to / GGUF, trained))

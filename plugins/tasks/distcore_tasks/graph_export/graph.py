@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from transformers.utils.generic import ModelOutput
 
-from distcore import ConfigError, TrainedModel
+from distcore import ConfigError, TrainedModel, silence_transformers
 from distcore_tasks.huggingface_export.card import write_card
+from distcore_tasks.huggingface_export.read_back import drawn_inputs
 
+if TYPE_CHECKING:
+    from distcore.jobs import Proof
+
+TYPES = "token_type_ids"
+"""The input that tells the texts of a pair apart."""
 ROWS, TOKENS, SIDE = 2, 8, 64
 """Size of the example. In the graph rows and tokens are free, and pixels where the model takes any size."""
 
@@ -29,9 +38,13 @@ class OfTokens(nn.Module):
         self.model = model
         model.config.use_cache = False
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the scores of ``input_ids`` (rows, tokens); ``attention_mask`` is 0 for padding."""
-        scores: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Return the scores of ``input_ids`` (rows, tokens); ``attention_mask`` is 0 for padding.
+
+        ``token_type_ids`` tells the texts of a pair apart. A graph that was traced without them does not take them.
+        """
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        scores: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
         return scores
 
 
@@ -58,6 +71,20 @@ class Graph:
     """An example of each input."""
     free: dict[str, dict[int, Any]]
     """Dimensions of each input that a caller chooses."""
+    gives: str
+    """What transformers calls the output."""
+
+    @property
+    def output(self) -> str:
+        """Return the name of the output: ``scores``, or that of transformers for a model without a head."""
+        return "scores" if self.gives == "logits" else self.gives
+
+    def drawn(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Return random inputs of ``model``, of which this is the graph."""
+        inputs = dict(drawn_inputs(model))
+        if TYPES in self.inputs:
+            inputs[TYPES] = inputs["input_ids"] % 2
+        return inputs
 
     def trace(self) -> ExportedProgram:
         """Return the graph, without the places of the code that it comes from, which name folders."""
@@ -70,7 +97,7 @@ class Graph:
 
 
 def graph_of(trained: TrainedModel, form: str) -> Graph:
-    """Return the forward pass of a model, with its LoRA adapter merged; raises ConfigError if it is not one pass.
+    """Return the forward pass of a model, whose adapter is merged; raises ConfigError if it is not one pass.
 
     ``form`` is the name of the export, for the message.
     """
@@ -83,26 +110,70 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
             f"--format {form}: takes models of transformers that read tokens or images in one pass, not a {kind}; "
             "leave out --format"
         )
-    if hasattr(module, "peft_config"):
-        from distcore_lora import take_out
-
-        module = take_out(module, merge=True)
     if reads == "pixel_values":
         side = getattr(config, "image_size", SIDE)
         height, width = (side, side) if isinstance(side, int) else side
         images = torch.zeros(ROWS, config.num_channels, height, width, dtype=module.dtype)
-        return Graph(module=OfPixels(module), inputs={reads: images}, free={reads: dict.fromkeys((0, 2, 3), Dim.AUTO)})
+        free = {reads: dict.fromkeys((0, 2, 3), Dim.AUTO)}
+        return Graph(module=OfPixels(module), inputs={reads: images}, free=free, gives="logits")
     tokens = torch.ones(ROWS, TOKENS, dtype=torch.int64)
-    free = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in (reads, "attention_mask")}
-    return Graph(module=OfTokens(module), inputs={reads: tokens, "attention_mask": tokens.clone()}, free=free)
+    names = _inputs_of_tokens(trained, form)
+    with torch.no_grad():
+        answer: Any = module(input_ids=tokens)
+    return Graph(
+        module=OfTokens(module),
+        inputs={name: tokens.clone() for name in names},
+        free={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in names},
+        gives=next(iter(answer.keys())),
+    )
 
 
-def finish(to: Path, trained: TrainedModel) -> None:
-    """Write what belongs beside a graph in the folder ``to``: the config, the task's files and a card."""
+def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
+    """Return the names of what the run gives the model: tokens, their mask and, for pairs, token types.
+
+    Without the data of the run a model gets all that its tokenizer makes for it. Raises ConfigError for other inputs.
+    """
+    module: Any = trained.module
+    always = ["input_ids", "attention_mask"]
+    if trained.inputs:
+        if other := sorted(trained.inputs.keys() - {*always, TYPES}):
+            raise ConfigError(
+                f"--format {form}: the run gives its model {other[0]}, which no tokenizer makes; leave out --format"
+            )
+        return always + [TYPES] * (TYPES in trained.inputs)
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory() as folder:
+        trained.save_task_files(Path(folder))
+        module.config.save_pretrained(folder)
+        with silence_transformers():
+            made = AutoTokenizer.from_pretrained(folder).model_input_names
+    takes = TYPES in inspect.signature(module.forward).parameters and getattr(module.config, "type_vocab_size", 0) > 1
+    return always + [TYPES] * (takes and TYPES in made)
+
+
+class ReadBack(nn.Module):
+    """A graph that is called as the model that it was made of."""
+
+    def __init__(self, run: Callable[[Mapping[str, Tensor]], Tensor], graph: Graph) -> None:
+        """``run`` computes the graph's output of its inputs by name."""
+        super().__init__()
+        self._run, self._names, self._gives = run, list(graph.inputs), graph.gives
+
+    def forward(self, **named: Any) -> ModelOutput:
+        """Return the output under the name that transformers has for it."""
+        return ModelOutput({self._gives: self._run({name: named[name] for name in self._names})})
+
+
+def finish(to: Path, trained: TrainedModel, prove: Callable[[], Proof], inputs: Sequence[str] = ()) -> None:
+    """Write what belongs beside a model in the folder ``to``: the config, the task's files and a card.
+
+    ``prove`` reads the export back, ``inputs`` are those of a graph.
+    """
     module: Any = trained.module
     module.config.save_pretrained(to)
     trained.save_task_files(to)
-    write_card(to, trained)
+    write_card(to, trained, prove(), inputs)
 
 
 @contextmanager

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from distcore import ConfigError, TrainedModel
-from distcore_tasks.graph_export.graph import finish, graph_of, quietly
+from distcore_tasks.graph_export.graph import Graph, ReadBack, finish, graph_of, quietly
 from distcore_tasks.huggingface_export.card import ONNX
 
+merges = True
+"""A graph has no place for an adapter."""
 LARGEST = 2**31 - 2**20
 """Bytes of weights that fit into one file of ONNX; of more, they lie beside it."""
 exempt = {"has-the-weights": "a graph may hold a matrix transposed"}
@@ -27,15 +32,35 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     if missing:
         raise ConfigError(f"--format onnx: {' and '.join(missing)} not installed; pip install {' '.join(missing)}")
     graph = graph_of(trained, "onnx")
-    if next(graph.module.parameters()).dtype == torch.bfloat16:
+    dtype = next(graph.module.parameters()).dtype
+    if dtype == torch.bfloat16:
         raise ConfigError("--dtype bf16: onnxruntime computes with fp32 and fp16; name one of these with --format onnx")
     size = sum(each.numel() * each.element_size() for each in graph.module.parameters())
     with torch.no_grad(), quietly():
-        program = torch.onnx.export(graph.trace(), dynamo=True, output_names=["scores"], verbose=False)
+        program = torch.onnx.export(graph.trace(), dynamo=True, output_names=[graph.output], verbose=False)
     assert program is not None
     for function in program.model.graphs():
         for node in function:
             node.metadata_props.clear()  # places of the code that it comes from, which name folders
     to.mkdir(exist_ok=True)
     program.save(to / ONNX, external_data=size > LARGEST)
-    finish(to, trained)
+    reads = partial(_load, to, graph)
+    drawn = partial(graph.drawn, trained.module)
+    finish(to, trained, lambda: trained.prove("onnxruntime", reads, dtype, drawn), list(graph.inputs))
+
+
+def _load(to: Path, graph: Graph) -> nn.Module:
+    """Return the graph as onnxruntime computes it; raises NotImplementedError without that library."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise NotImplementedError("onnxruntime is not installed")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(to / ONNX), providers=["CPUExecutionProvider"])
+    floats = next(graph.module.parameters()).dtype
+
+    def run(named: Mapping[str, Tensor]) -> Tensor:
+        arrays = {name: (each.to(floats) if each.is_floating_point() else each) for name, each in named.items()}
+        (answer,) = session.run(None, {name: each.numpy() for name, each in arrays.items()})
+        return torch.from_numpy(answer)
+
+    return ReadBack(run, graph)

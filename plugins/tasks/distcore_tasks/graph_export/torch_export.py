@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from distcore import TrainedModel
-from distcore_tasks.graph_export.graph import finish, graph_of
+from distcore_tasks.graph_export.graph import Graph, ReadBack, finish, graph_of
 from distcore_tasks.huggingface_export.card import PROGRAM
+
+merges = True
+"""A graph has no place for an adapter."""
 
 
 def export(trained: TrainedModel, to: Path, merged: bool) -> None:
@@ -16,7 +22,25 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
 
     A LoRA adapter is always merged. Raises ConfigError for a model that is not one graph, and OSError.
     """
-    program = graph_of(trained, "torch-export").trace()
+    graph = graph_of(trained, "torch-export")
+    program = graph.trace()
     to.mkdir(exist_ok=True)
     torch.export.save(program, to / PROGRAM)
-    finish(to, trained)
+    dtype = next(graph.module.parameters()).dtype
+    reads = partial(_load, to, graph)
+    drawn = partial(graph.drawn, trained.module)
+    finish(to, trained, lambda: trained.prove("torch.export", reads, dtype, drawn), list(graph.inputs))
+
+
+def _load(to: Path, graph: Graph) -> nn.Module:
+    """Return the graph as torch computes it, without the code of the model."""
+    program = torch.export.load(to / PROGRAM).module()
+    floats = next(graph.module.parameters()).dtype
+
+    def run(named: Mapping[str, Tensor]) -> Tensor:
+        answer: Tensor = program(
+            **{name: (each.to(floats) if each.is_floating_point() else each) for name, each in named.items()}
+        )
+        return answer
+
+    return ReadBack(run, graph)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from distcore import TrainedModel
 from distcore_tasks.huggingface_export.settings import shareable_settings, without_folder
+
+if TYPE_CHECKING:
+    from distcore.jobs import Proof
 
 WEIGHTS = "model.safetensors"
 """The file of weights, where it is written without the help of transformers."""
@@ -46,29 +49,54 @@ AUTO_CLASSES = {
 """peft's name of a task, to its class that loads an adapter with its base."""
 
 
-def write_card(to: Path, trained: TrainedModel) -> None:
+def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = ()) -> None:
     """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
-    The card uses the metrics of the run folder, if they exist.
+    The card uses the metrics of the run folder, if they exist, and ``proof``, what was measured of the export itself.
+    ``inputs``: those of a graph.
     """
     model = type(trained.module).__name__
-    kind, auto = next((both for end, both in KINDS.items() if model.endswith(end)), (None, "AutoModel"))
+    kind = next((kind for end, (kind, _) in KINDS.items() if model.endswith(end)), None)
     is_adapter, embeds = (to / ADAPTER_CONFIG).is_file(), (to / MODULES).is_file()
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
     if embeds and not is_adapter:
         kind, library = "sentence-similarity", "sentence-transformers"
     head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
-    use = _how_to_use(to, trained.module) if is_adapter else _how_to_embed(to) if embeds else _how_to_load(to, auto)
+    if is_adapter:
+        use = _how_to_use(to, trained.module)
+    else:
+        use = _how_to_embed(to) if embeds else _how_to_load(to, loading_class(trained.module))
     if not is_adapter and not hasattr(trained.module, "save_pretrained"):
         head, use = {"tags": tags}, _how_to_fill(to, model)
     if file := next((file for file in LIBRARIES if (to / file).is_file()), None):
         head |= {"library_name": LIBRARIES[file]}
-        use = _how_to_complete(to) if file == GGUF else _how_to_run(to, file)
-    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use)]
+        use = _how_to_complete(to) if file == GGUF else _how_to_run(to, file, inputs)
+    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use, proof)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _body(name: str, trained: TrainedModel, use: Iterable[str]) -> Iterator[str]:
+def loading_class(module: Any) -> str:
+    """Return the class of transformers by which users load a whole model: an Auto class, or the model's own."""
+    import transformers
+
+    model = type(module).__name__
+    own = model if hasattr(transformers, model) and not model.endswith("Model") else "AutoModel"
+    return next((auto for end, (_, auto) in KINDS.items() if model.endswith(end)), own)
+
+
+def adapter_loader(to: Path, module: Any) -> tuple[str, dict[str, object]]:
+    """Return the class of peft that loads the adapter in ``to`` with its base, and the arguments that it needs.
+
+    The base of a classifier may have a head for other classes.
+    """
+    settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    auto = AUTO_CLASSES.get(settings["task_type"], "AutoPeftModel")
+    if module.get_output_embeddings() is not None:
+        return auto, {}
+    return auto, {"num_labels": module.config.num_labels, "ignore_mismatched_sizes": True}
+
+
+def _body(name: str, trained: TrainedModel, use: Iterable[str], proof: Proof) -> Iterator[str]:
     known, decay = trained.provenance, trained.config.ema.decay
     yield f"# {name}"
     yield ""
@@ -76,9 +104,12 @@ def _body(name: str, trained: TrainedModel, use: Iterable[str]) -> Iterator[str]
     if trained.is_average:
         yield f"Its weights are an exponential moving average of those that were trained, of decay {decay}."
     yield from use
+    yield from ("", "## Evaluation", "")
     if metrics := _evaluation(trained.checkpoint.absolute().parent.parent, int(known["steps"])):
-        yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")
+        yield from ("The model of the run:", "", "| metric | value |", "|---|---|")
         yield from (f"| {metric} | {value:.4g} |" for metric, value in metrics.items())
+        yield ""
+    yield f"This export: {proof.sentence()}"
     yield from ("", "## Data", "")
     yield f"- training: {known['data']}, {known['rows']}"
     yield f"- SHA-256 of the training rows: `{known['data_sha256']}`"
@@ -107,22 +138,36 @@ def _how_to_load(to: Path, auto: str) -> Iterator[str]:
     yield "```"
 
 
-def _how_to_run(to: Path, graph: str) -> Iterator[str]:
-    """Yield code that computes the scores of inputs by a graph."""
+def _how_to_run(to: Path, graph: str, inputs: Sequence[str]) -> Iterator[str]:
+    """Yield code that computes the scores of inputs by a graph, or the embeddings of texts."""
     name = next((loads for file, loads in INPUTS.items() if (to / file).is_file()), "AutoTokenizer")
-    reads = 'prepare(["a text"], truncation=True, padding=True' if "Tokenizer" in name else "prepare([image]"
+    texts = '["a text"], ["its pair"]' if "token_type_ids" in inputs else '["a text"]'
+    reads = f"prepare({texts}, truncation=True, padding=True" if "Tokenizer" in name else "prepare([image]"
     library, arrays = ("onnxruntime", "np") if graph == ONNX else ("torch", "pt")
+    embeds = (to / MODULES).is_file()
+    answer = "states" if embeds else "scores"
     yield from ("", "```python", f"import {library}", f"from transformers import {name}", "")
     yield f'prepare = {name}.from_pretrained("{to.name}")'
     yield f'inputs = {reads}, return_tensors="{arrays}")'
     if graph == ONNX:
         yield f'session = onnxruntime.InferenceSession("{to.name}/{ONNX}")'
-        yield "(scores,) = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})"
+        yield f"({answer},) = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})"
     else:
         yield f'model = torch.export.load("{to.name}/{PROGRAM}").module()'
-        names = ("input_ids", "attention_mask") if "Tokenizer" in name else ("pixel_values",)
-        yield f"scores = model({', '.join(f'{each}=inputs[{each!r}]' for each in names)})"
+        yield f"{answer} = model({', '.join(f'{each}=inputs[{each!r}]' for each in inputs)})"
+    yield from _how_to_pool(to) if embeds else ()
     yield "```"
+
+
+def _how_to_pool(to: Path) -> Iterator[str]:
+    """Yield code that makes embeddings of the states of tokens, as the run does."""
+    modes = json.loads((to / "1_Pooling/config.json").read_text(encoding="utf-8"))
+    if modes["pooling_mode_cls_token"]:
+        yield "embeddings = states[:, 0]"
+    else:
+        yield 'mask = inputs["attention_mask"][..., None]'
+        yield "embeddings = (states * mask).sum(1) / mask.sum(1)"
+    yield "embeddings = embeddings / (embeddings**2).sum(1)[:, None] ** 0.5"
 
 
 def _how_to_complete(to: Path) -> Iterator[str]:
@@ -146,12 +191,11 @@ def _how_to_fill(to: Path, model: str) -> Iterator[str]:
 
 
 def _how_to_use(to: Path, module: Any) -> Iterator[str]:
-    """Yield code that loads an adapter. The base of a classifier may have a head for other classes."""
+    """Yield code that loads an adapter."""
     settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    auto = AUTO_CLASSES.get(settings["task_type"], "AutoPeftModel")
     base = settings["base_model_name_or_path"]
-    labels = f", num_labels={module.config.num_labels}, ignore_mismatched_sizes=True"
-    arguments = "" if module.get_output_embeddings() is not None else labels
+    auto, needed = adapter_loader(to, module)
+    arguments = "".join(f", {name}={value!r}" for name, value in needed.items())
     rank, alpha = settings["r"], settings["lora_alpha"]
     yield from ("", f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is its base:")
     yield from ("", "```python", f"from peft import {auto}", "")

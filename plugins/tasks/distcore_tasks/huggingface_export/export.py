@@ -13,6 +13,7 @@ from safetensors.torch import save_model
 from distcore import TrainedModel
 from distcore_tasks.huggingface_export.adapter import write_adapter
 from distcore_tasks.huggingface_export.card import FILE, WEIGHTS, write_card
+from distcore_tasks.huggingface_export.read_back import prove
 
 log = logging.getLogger("distcore")
 
@@ -24,12 +25,14 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
 
     Tied weights stay tied. A run with LoRA gives a folder for peft, or, if ``merged``, the whole model. Of a model that
-    is not one of transformers only the weights are written. Raises OSError.
+    is not one of transformers only the weights are written. Raises OSError, and DistcoreError if what was written is
+    another model than that of the run.
     """
     module: Any = trained.module
+    is_adapter = trained.config.lora.rank is not None and not merged
     # transformers imports libraries that print to stdout, and shows a bar on stderr.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        if trained.config.lora.rank is not None and not merged:
+        if is_adapter:
             write_adapter(to, module, _base(trained))
         elif not hasattr(module, "save_pretrained"):
             to.mkdir(exist_ok=True)
@@ -37,7 +40,7 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
         else:
             module.save_pretrained(to, max_shard_size=SHARD)
     trained.save_task_files(to)
-    write_card(to, trained)
+    write_card(to, trained, prove(to, trained, is_adapter))
     for file in filter(Path.is_file, to.iterdir()):  # libraries make some that nobody else may read
         file.chmod((to / FILE).stat().st_mode)
     if trained.config.lora.base == "nf4":

@@ -1,0 +1,265 @@
+"""The proof of an export: what was written, read back as its users will, has the loss of the run on a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distcore.checkpoint.job_state import fingerprint
+from distcore.config import RunConfig
+from distcore.engine.frozen import with_frozen
+from distcore.errors import CheckpointError, DistcoreError
+from distcore.launchers.processes.failures import one_line
+from distcore.model.lora_base import base_of
+from distcore.plugin.batching.columns import read
+from distcore.plugin.strategy.contract import Run, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.datasets import at_epoch, padded_rows
+from distcore.plugin.task.task import Batch, Dataset, Datasets
+from distcore.strategies.single import SingleStrategy
+
+ROWS = 8
+"""Rows whose losses are compared: enough to have short and long ones."""
+CONSIDERED = 1000
+"""Rows of which they are chosen, so that no more than these are encoded or fetched."""
+CLOSE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest difference, relative to a loss above 1 or absolute below, by the dtype in which a reader computes."""
+NO_DATA = "the data of the run are not here"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """The comparison of an export with the model of the run."""
+
+    reader: str
+    """What read the export back."""
+    rows: int = 0
+    """Evaluation rows that were compared; 0: drawn inputs, or nothing."""
+    run_loss: float | None = None
+    """Mean loss of the run's model on these rows, in fp32, before any adapter is merged or weight is rounded."""
+    loss: float | None = None
+    """Mean loss of what was read back."""
+    why_not: str | None = None
+    """Why nothing was compared; ``None`` if something was."""
+
+    def sentence(self) -> str:
+        """Return the measurement in words, for a card and for the user."""
+        if self.why_not is not None:
+            return f"It was not read back by {self.reader}: {self.why_not}."
+        if not self.rows:
+            return f"Read back by {self.reader}, it answers drawn inputs as the model of the run; {NO_DATA}."
+        return (
+            f"Read back by {self.reader}, its loss on {self.rows} evaluation rows is {self.loss:.4g}; that of the run "
+            f"is {self.run_loss:.4g}."
+        )
+
+
+@dataclass(frozen=True)
+class ProofRows:
+    """A few rows of the run, and how its task computes their losses."""
+
+    task: BoundTask
+    """The task."""
+    batch: Batch
+    """The rows, with the answers of frozen models."""
+    count: int
+    """Their number."""
+    items: float
+    """Items that the mean loss is over."""
+
+    @torch.no_grad()
+    def losses(self, module: nn.Module) -> Tensor:
+        """Return the loss of each row, or one loss of all, in float64; ``module`` answers as the trained model does."""
+        with _evaluating(module):
+            return self.task.row_losses(module, self.batch).detach().double().cpu()
+
+    def mean(self, losses: Tensor) -> float:
+        """Return the mean over items."""
+        return losses.sum().item() / (1.0 if self.task.whole_batch and len(losses) == 1 else self.items)
+
+
+def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any], module: nn.Module) -> ProofRows | str:
+    """Return a few evaluation rows of the run, or training rows if it has none; else why there are none."""
+    try:
+        data = task.prepare(config)
+        if job_state.get("data") not in (fingerprint(data.train), None):
+            return NO_DATA
+        dataset = padded_rows(data.evaluation if len(data.evaluation) else at_epoch(data.train, 0))
+        if dataset is None:
+            return "rows share sequences"
+        numbers = _chosen(dataset)
+        items = float(read(dataset.items, numbers).sum())
+        if not items:
+            return "no row of the run has a loss"
+        batch = _consulted(task, config, data, module, dataset.batch(numbers))
+    except Exception:  # also of a task of the user's whose files are elsewhere
+        return NO_DATA
+    return ProofRows(task, batch, len(numbers), items)
+
+
+class Prover:
+    """Compares exports with the model of a run. It holds the losses of that model, and not the model."""
+
+    def __init__(self, rows: ProofRows | str, module: nn.Module) -> None:
+        """Measure ``module`` as it was trained. ``rows``: those to compare on, or why there are none."""
+        self.inputs: dict[str, Tensor] = {}
+        self.proofs: list[Proof] = []
+        self._rows = rows
+        self._run: Tensor | None = None
+        self._expected: Tensor | None = None
+        if isinstance(rows, ProofRows):
+            try:
+                with _recorded(module, self.inputs):
+                    self._run = self._expected = rows.losses(module)
+            except Exception as error:  # of a task that computes on its own device only, say
+                self._rows = f"its loss cannot be computed here: {one_line(f'{type(error).__name__}: {error}', 120)}"
+
+    def expect(self, module: nn.Module) -> None:
+        """Measure ``module`` again, after an adapter was merged or weights were rounded."""
+        if isinstance(self._rows, ProofRows):
+            self._expected = self._rows.losses(module)
+
+    def check_merged(self, module: nn.Module) -> None:
+        """Raise CheckpointError if ``module``, whose adapter was merged in fp32, is another model than before."""
+        self.expect(module)
+        self._compare("the merged model", self._run, self._expected, CLOSE[torch.float32])
+
+    def prove(
+        self,
+        module: nn.Module,
+        reader: str,
+        read_back: Callable[[], nn.Module],
+        computes: torch.dtype = torch.float32,
+        drawn: Callable[[], Mapping[str, Tensor]] | None = None,
+    ) -> Proof:
+        """Implement ``TrainedModel.prove`` for the exported ``module``."""
+        try:
+            with torch.random.fork_rng(devices=[]):
+                again = read_back()
+                proof = self._measured(module, reader, again, CLOSE[computes], drawn)
+        except (ImportError, NotImplementedError) as error:
+            proof = Proof(reader=reader, why_not=one_line(str(error)))
+        except DistcoreError:
+            raise
+        except Exception as error:
+            problem = one_line(f"{type(error).__name__}: {error}")
+            raise CheckpointError(f"the export cannot be read back by {reader}: {problem}") from error
+        self.proofs.append(proof)
+        return proof
+
+    def _measured(
+        self,
+        module: nn.Module,
+        reader: str,
+        again: nn.Module,
+        close: float,
+        drawn: Callable[[], Mapping[str, Tensor]] | None,
+    ) -> Proof:
+        if not isinstance(self._rows, ProofRows):
+            if drawn is None:
+                return Proof(reader=reader, why_not=self._rows)
+            inputs = drawn()
+            answers = [_answer(each, inputs) for each in (module, again)]
+            close = max(close, CLOSE[_dtype_of(module)])
+            self._compare(f"what {reader} reads back", *answers, close, "answers to drawn inputs")
+            return Proof(reader=reader)
+        assert self._run is not None
+        found = self._rows.losses(again)
+        self._compare(f"what {reader} reads back", self._expected, found, close)
+        rows = self._rows
+        return Proof(reader=reader, rows=rows.count, run_loss=rows.mean(self._run), loss=rows.mean(found))
+
+    def _compare(
+        self, what: str, expected: Tensor | None, found: Tensor | None, close: float, of: str = "losses of a few rows"
+    ) -> None:
+        """Raise CheckpointError unless ``found`` is near what was ``expected``; both not a number is near."""
+        if expected is None or found is None:
+            return
+        scale = expected.abs().clamp(min=1)
+        if expected.shape == found.shape and torch.allclose(found / scale, expected / scale, 0, close, equal_nan=True):
+            return
+        differs = (found / scale - expected / scale).abs().max().item() if expected.shape == found.shape else None
+        size = "another shape" if differs is None else f"a difference of {differs:.2g}"
+        raise CheckpointError(
+            f"the export is not the model of the run: {what} has other {of} ({size}, at most {close:g} is rounding); "
+            "nothing of it was kept; please report this with the model's config.json"
+        )
+
+
+def _chosen(dataset: Dataset) -> np.ndarray:
+    """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
+    first = np.arange(min(len(dataset), CONSIDERED))
+    order = first[np.argsort(read(dataset.lengths, first), kind="stable")]
+    places = np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(np.int64))
+    chosen: np.ndarray = order[places]
+    return chosen
+
+
+def _consulted(task: BoundTask, config: RunConfig, data: Datasets, module: nn.Module, batch: Batch) -> Batch:
+    """Return ``batch`` with the answers of the task's frozen models, which are built for this alone."""
+    if not task.has("frozen"):
+        return batch
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    base = base_of(config, task, module)
+    run = Run(
+        config=config,
+        world=world,
+        capabilities=SingleStrategy.capabilities,
+        module=module,
+        model=module,
+        base=base,
+    )
+    consult = with_frozen(run, Hooks("single", SingleStrategy()), task, data).consult
+    with _evaluating(module):
+        return consult(batch) if consult else batch
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    """Return the dtype of the weights; fp32 for a module that has none."""
+    floats = (weight.dtype for weight in module.parameters() if weight.dtype in CLOSE)
+    return next(floats, torch.float32)
+
+
+def _answer(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the first output of ``module``, which is an object or a tuple, in float64."""
+    dtype = _dtype_of(module)
+    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    with _evaluating(module), torch.no_grad():
+        answer: Any = module(**inputs)
+    first = answer if isinstance(answer, Tensor) else answer[0]
+    assert isinstance(first, Tensor)
+    return first.double()
+
+
+@contextmanager
+def _recorded(module: nn.Module, inputs: dict[str, Tensor]) -> Iterator[None]:
+    """Add to ``inputs`` the tensors of the first call of ``module``, by argument."""
+
+    def record(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not inputs:
+            inputs.update({name: value for name, value in named.items() if isinstance(value, Tensor)})
+
+    handle = module.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put ``module`` into the mode for evaluation, and each of its parts back into its own."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
