@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +28,6 @@ from distcore.model.adapters import adapter_of
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
 from distcore.resolve import tasks
-
-log = logging.getLogger("distcore")
 
 
 class Proves(Protocol):
@@ -124,14 +122,11 @@ def _always_merges(exporter: Callable[..., object]) -> bool:
 
 
 def _say(proofs: list[Proof], form: str) -> None:
-    """Tell the user what was proved, or that nothing was."""
+    """Tell the user, on stderr, what was proved, or that nothing was."""
     if not proofs:
-        log.warning("--format %s: its exporter does not read back what it writes, so nothing proves it", form)
+        print(f"--format {form}: its exporter does not read back what it writes, so nothing proves it", file=sys.stderr)
     for proof in proofs:
-        if proof.why_not is None:
-            log.info("%s", proof.sentence())
-        else:
-            log.warning("%s", proof.sentence())
+        print(proof.sentence(), file=sys.stderr)
 
 
 def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | None) -> tuple[TrainedModel, Prover]:
@@ -170,9 +165,10 @@ def round_to(module: nn.Module, dtype: str) -> None:
         rounded = tensor.to(DTYPES[dtype])
         if bool(rounded.isinf().any()) and not bool(tensor.isinf().any()):
             largest, most = tensor.abs().max().item(), torch.finfo(DTYPES[dtype]).max
+            wider = "take --dtype bf16, or " if dtype == "fp16" else ""
             raise CheckpointError(
                 f"--dtype {dtype}: {name} has a value of {largest:.4g}, and {dtype} ends at {most:.4g}: it would "
-                "become infinite; take --dtype bf16, or leave out --dtype for fp32"
+                f"become infinite; {wider}leave out --dtype for fp32"
             )
         tensor.copy_(rounded)
 

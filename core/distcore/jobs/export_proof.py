@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +33,8 @@ CONSIDERED = 1000
 """Rows of which they are chosen, so that no more than these are encoded or fetched."""
 CLOSE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference, relative to a loss above 1 or absolute below, by the dtype in which a reader computes."""
-NO_DATA = "the data of the run are not here"
+OTHER_DATA = "the data of the run have changed since"
+"""Why no rows are compared where other ones lie in their place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +50,19 @@ class Proof:
     loss: float | None = None
     """Mean loss of what was read back."""
     why_not: str | None = None
-    """Why nothing was compared; ``None`` if something was."""
+    """Why no rows were compared; ``None`` if some were."""
+    drawn: bool = False
+    """True if answers to drawn inputs were compared instead."""
 
     def sentence(self) -> str:
         """Return the measurement in words, for a card and for the user."""
+        if self.drawn:
+            return (
+                f"Read back by {self.reader}, it answers drawn inputs as the model of the run does; its loss was not "
+                f"measured: {self.why_not}."
+            )
         if self.why_not is not None:
-            return f"It was not read back by {self.reader}: {self.why_not}."
-        if not self.rows:
-            return f"Read back by {self.reader}, it answers drawn inputs as the model of the run; {NO_DATA}."
+            return f"It was not compared with the model of the run by {self.reader}: {self.why_not}."
         return (
             f"Read back by {self.reader}, its loss on {self.rows} evaluation rows is {self.loss:.4g}; that of the run "
             f"is {self.run_loss:.4g}."
@@ -86,22 +94,48 @@ class ProofRows:
 
 
 def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any], module: nn.Module) -> ProofRows | str:
-    """Return a few evaluation rows of the run, or training rows if it has none; else why there are none."""
+    """Return a few evaluation rows of the run, or training rows if it has none; else why there are none.
+
+    An export needs no data. So whatever keeps a task from reading them, often a file that is not here, is a reason to
+    tell and no error of the export.
+    """
     try:
-        data = task.prepare(config)
-        if job_state.get("data") not in (fingerprint(data.train), None):
-            return NO_DATA
-        dataset = padded_rows(data.evaluation if len(data.evaluation) else at_epoch(data.train, 0))
-        if dataset is None:
-            return "rows share sequences"
-        numbers = _chosen(dataset)
-        items = float(read(dataset.items, numbers).sum())
-        if not items:
-            return "no row of the run has a loss"
+        with _quietly():
+            data = task.prepare(config)
+    except Exception as error:
+        return _reason("the data of the run cannot be read here", error)
+    if job_state.get("data") not in (fingerprint(data.train), None):
+        return OTHER_DATA
+    dataset = padded_rows(data.evaluation if len(data.evaluation) else at_epoch(data.train, 0))
+    if dataset is None:
+        return "its rows share sequences"
+    numbers = _chosen(dataset)
+    items = float(read(dataset.items, numbers).sum())
+    if not items:
+        return "no row of the run has a loss"
+    try:
         batch = _consulted(task, config, data, module, dataset.batch(numbers))
-    except Exception:  # also of a task of the user's whose files are elsewhere
-        return NO_DATA
+    except (DistcoreError, OSError) as error:  # a file of a row, or a frozen model, that is not here
+        return _reason("rows of the run cannot be computed here", error)
     return ProofRows(task, batch, len(numbers), items)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep from the screen what a task says of the data of a run: the run has said it."""
+    log = logging.getLogger("distcore")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _reason(what: str, error: Exception) -> str:
+    """Return ``what`` and the error of it in one line that begins no sentence and ends none."""
+    kind = "" if isinstance(error, DistcoreError) else f"{type(error).__name__}: "
+    return one_line(f"{what}: {kind}{error}", 200).rstrip(".")
 
 
 class Prover:
@@ -119,7 +153,7 @@ class Prover:
                 with _recorded(module, self.inputs):
                     self._run = self._expected = rows.losses(module)
             except Exception as error:  # of a task that computes on its own device only, say
-                self._rows = f"its loss cannot be computed here: {one_line(f'{type(error).__name__}: {error}', 120)}"
+                self._rows = _reason("its loss cannot be computed here", error)
 
     def expect(self, module: nn.Module) -> None:
         """Measure ``module`` again, after an adapter was merged or weights were rounded."""
@@ -142,17 +176,35 @@ class Prover:
         """Implement ``TrainedModel.prove`` for the exported ``module``."""
         try:
             with torch.random.fork_rng(devices=[]):
-                again = read_back()
-                proof = self._measured(module, reader, again, CLOSE[computes], drawn)
-        except (ImportError, NotImplementedError) as error:
-            proof = Proof(reader=reader, why_not=one_line(str(error)))
+                proof = self._proof(module, reader, read_back, CLOSE[computes], drawn)
         except DistcoreError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a library says of a file that it cannot use
             problem = one_line(f"{type(error).__name__}: {error}")
-            raise CheckpointError(f"the export cannot be read back by {reader}: {problem}") from error
+            raise CheckpointError(
+                f"the export cannot be used by {reader}: {problem}; nothing of it was kept; please report this with "
+                "the model's config.json"
+            ) from error
         self.proofs.append(proof)
         return proof
+
+    def _proof(
+        self,
+        module: nn.Module,
+        reader: str,
+        read_back: Callable[[], nn.Module],
+        close: float,
+        drawn: Callable[[], Mapping[str, Tensor]] | None,
+    ) -> Proof:
+        if _bytes_in_fp32(module) > psutil.virtual_memory().available:
+            return Proof(
+                reader=reader, why_not="a second copy of the model does not fit into the memory of this machine"
+            )
+        try:
+            again = read_back()
+        except (ImportError, NotImplementedError) as error:
+            return Proof(reader=reader, why_not=one_line(str(error)).rstrip("."))
+        return self._measured(module, reader, again, close, drawn)
 
     def _measured(
         self,
@@ -166,27 +218,34 @@ class Prover:
             if drawn is None:
                 return Proof(reader=reader, why_not=self._rows)
             inputs = drawn()
-            answers = [_answer(each, inputs) for each in (module, again)]
+            expected, answers = _answer(module, inputs), _answer(again, inputs)
             close = max(close, CLOSE[_dtype_of(module)])
-            self._compare(f"what {reader} reads back", *answers, close, "answers to drawn inputs")
-            return Proof(reader=reader)
+            self._compare(f"what {reader} reads back", expected, answers, close, "answers to drawn inputs")
+            return Proof(reader=reader, why_not=self._rows, drawn=True)
         assert self._run is not None
-        found = self._rows.losses(again)
-        self._compare(f"what {reader} reads back", self._expected, found, close)
-        rows = self._rows
-        return Proof(reader=reader, rows=rows.count, run_loss=rows.mean(self._run), loss=rows.mean(found))
+        rows, losses = self._rows, self._rows.losses(again)
+        self._compare(f"what {reader} reads back", self._expected, losses, close)
+        return Proof(reader=reader, rows=rows.count, run_loss=rows.mean(self._run), loss=rows.mean(losses))
 
     def _compare(
-        self, what: str, expected: Tensor | None, found: Tensor | None, close: float, of: str = "losses of a few rows"
+        self,
+        what: str,
+        expected: Tensor | None,
+        measured: Tensor | None,
+        close: float,
+        of: str = "losses of a few rows",
     ) -> None:
-        """Raise CheckpointError unless ``found`` is near what was ``expected``; both not a number is near."""
-        if expected is None or found is None:
+        """Raise CheckpointError unless ``measured`` is near what was ``expected``; both not a number is near."""
+        if expected is None or measured is None:
             return
-        scale = expected.abs().clamp(min=1)
-        if expected.shape == found.shape and torch.allclose(found / scale, expected / scale, 0, close, equal_nan=True):
-            return
-        differs = (found / scale - expected / scale).abs().max().item() if expected.shape == found.shape else None
-        size = "another shape" if differs is None else f"a difference of {differs:.2g}"
+        if expected.shape == measured.shape:
+            # A loss below 1 has no more digits than one of 1: both are made of logits of that size.
+            scale = expected.abs().clamp(min=1)
+            if torch.allclose(measured / scale, expected / scale, 0, close, equal_nan=True):
+                return
+            size = f"a difference of {(measured / scale - expected / scale).abs().max().item():.2g}"
+        else:
+            size = f"shape {list(measured.shape)}, not {list(expected.shape)}"
         raise CheckpointError(
             f"the export is not the model of the run: {what} has other {of} ({size}, at most {close:g} is rounding); "
             "nothing of it was kept; please report this with the model's config.json"
@@ -219,6 +278,11 @@ def _consulted(task: BoundTask, config: RunConfig, data: Datasets, module: nn.Mo
     consult = with_frozen(run, Hooks("single", SingleStrategy()), task, data).consult
     with _evaluating(module):
         return consult(batch) if consult else batch
+
+
+def _bytes_in_fp32(module: nn.Module) -> int:
+    """Return the bytes of a copy of ``module`` whose weights are in fp32."""
+    return sum(weight.numel() * torch.float32.itemsize for weight in module.parameters())
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:

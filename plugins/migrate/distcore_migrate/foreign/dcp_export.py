@@ -37,7 +37,10 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     optimizer = optimizer_factory(trained.config)(module)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(checkpoint[f"model/{name}"])
+            value = checkpoint[f"model/{name}"]
+            parameter.copy_(value)
+            if bool(parameter.isinf().any()) and not bool(value.isinf().any()):
+                raise ConfigError(f"--dtype: {name} has values that would become infinite; leave out --dtype for fp32")
             prefix = f"optimizer/{name}/"
             own = {key.removeprefix(prefix): checkpoint[key] for key in checkpoint if key.startswith(prefix)}
             if own:

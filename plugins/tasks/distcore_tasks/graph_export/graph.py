@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TYPES = "token_type_ids"
 """The input that tells the texts of a pair apart."""
+IMAGES = "preprocessor_config.json"
+"""The task's file that says the size of images."""
 ROWS, TOKENS, SIDE = 2, 8, 64
 """Size of the example. In the graph rows and tokens are free, and pixels where the model takes any size."""
 
@@ -111,21 +114,32 @@ def graph_of(trained: TrainedModel, form: str) -> Graph:
             "leave out --format"
         )
     if reads == "pixel_values":
-        side = getattr(config, "image_size", SIDE)
-        height, width = (side, side) if isinstance(side, int) else side
-        images = torch.zeros(ROWS, config.num_channels, height, width, dtype=module.dtype)
+        height, width = _sides(trained)
+        inputs = {reads: torch.zeros(ROWS, config.num_channels, height, width, dtype=module.dtype)}
         free = {reads: dict.fromkeys((0, 2, 3), Dim.AUTO)}
-        return Graph(module=OfPixels(module), inputs={reads: images}, free=free, gives="logits")
-    tokens = torch.ones(ROWS, TOKENS, dtype=torch.int64)
-    names = _inputs_of_tokens(trained, form)
+        traced: nn.Module = OfPixels(module)
+    else:
+        tokens = torch.ones(ROWS, TOKENS, dtype=torch.int64)
+        inputs = {name: tokens.clone() for name in _inputs_of_tokens(trained, form)}
+        free = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
+        traced = OfTokens(module)
     with torch.no_grad():
-        answer: Any = module(input_ids=tokens)
-    return Graph(
-        module=OfTokens(module),
-        inputs={name: tokens.clone() for name in names},
-        free={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in names},
-        gives=next(iter(answer.keys())),
-    )
+        answer: Any = module(**inputs)
+    return Graph(module=traced, inputs=inputs, free=free, gives=next(iter(answer.keys())))
+
+
+def _sides(trained: TrainedModel) -> tuple[int, int]:
+    """Return height and width of the images of the run: a graph may not take others than it was traced with."""
+    if (images := trained.inputs.get("pixel_values")) is not None:
+        return images.shape[-2], images.shape[-1]
+    config: Any = trained.module.config
+    if size := getattr(config, "image_size", None):
+        return (size, size) if isinstance(size, int) else (size[0], size[1])
+    with TemporaryDirectory() as folder:
+        trained.save_task_files(Path(folder))
+        settings = Path(folder) / IMAGES
+        size = json.loads(settings.read_text(encoding="utf-8")).get("size") if settings.is_file() else None
+    return (size["height"], size["width"]) if size else (SIDE, SIDE)
 
 
 def _inputs_of_tokens(trained: TrainedModel, form: str) -> list[str]:
@@ -162,7 +176,8 @@ class ReadBack(nn.Module):
 
     def forward(self, **named: Any) -> ModelOutput:
         """Return the output under the name that transformers has for it."""
-        return ModelOutput({self._gives: self._run({name: named[name] for name in self._names})})
+        output: Any = ModelOutput
+        return output({self._gives: self._run({name: named[name] for name in self._names})})
 
 
 def finish(to: Path, trained: TrainedModel, prove: Callable[[], Proof], inputs: Sequence[str] = ()) -> None:
