@@ -176,8 +176,9 @@ class ReadBack(nn.Module):
 
     def forward(self, **named: Any) -> ModelOutput:
         """Return the output under the name that transformers has for it."""
-        output: Any = ModelOutput
-        return output({self._gives: self._run({name: named[name] for name in self._names})})
+        make: Any = ModelOutput
+        output: ModelOutput = make({self._gives: self._run({name: named[name] for name in self._names})})
+        return output
 
 
 def finish(to: Path, trained: TrainedModel, prove: Callable[[], Proof], inputs: Sequence[str] = ()) -> None:

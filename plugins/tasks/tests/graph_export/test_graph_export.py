@@ -66,6 +66,66 @@ def test_a_graph_answers_as_predict_does_on_200_rows(
     assert certain.mean() > 0.8 or dtype != "fp32"
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that told which text of a pair is the second one: without token types it could not."""
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [{"text": "a b", "text_pair": "b a", "label": n % 2} for n in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = f"train --data {folder}/rows.jsonl --text-pair-column text_pair --model bert-tiny --max-steps 1"
+    assert main([*job.split(), "--eval-every", "0", "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("data", ["there", "moved"])
+def test_a_graph_takes_the_token_types_that_the_run_used(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, data: str
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    if form == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    rows = pairs.parent / "rows.jsonl"
+    if data == "moved":
+        rows.rename(pairs.parent / "moved.jsonl")
+    try:
+        graph = exported(pairs, tmp_path / "graph", "--format", form)
+    finally:
+        if data == "moved":
+            (pairs.parent / "moved.jsonl").rename(rows)
+    card = (graph / "README.md").read_text()
+    assert ("its loss on 8 evaluation rows is" if data == "there" else "it answers drawn inputs as the model") in card
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert '["a text"], ["its pair"]' in code
+    names: dict[str, Any] = {}
+    exec(code, names)
+    whole = exported(pairs, tmp_path / "whole")
+    model: Any = AutoModelForSequenceClassification.from_pretrained(whole).eval()
+    inputs = AutoTokenizer.from_pretrained(whole)(["a text"], ["its pair"], return_tensors="pt")
+    assert inputs["token_type_ids"].max() == 1
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        without = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    scores = torch.as_tensor(np.asarray(torch.as_tensor(names["scores"]).detach()))
+    assert (scores - expected).abs().max() < 1e-5
+    assert (without - expected).abs().max() > 1e-4
+
+
+@pytest.mark.programs
+def test_a_graph_of_images_is_traced_at_the_size_of_the_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (24, 40, 40, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(24) % 2)
+    job = f"train --task image-classification --model resnet-tiny --data {tmp_path}/images.npz --max-steps 1"
+    assert main([*job.split(), "--eval-every", "0", "--out", str(tmp_path / "run")]) == 0
+    graph = exported(tmp_path / "run", tmp_path / "graph", "--format", "torch-export")
+    assert "Read back by torch.export, its loss on " in (graph / "README.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.programs
 def test_a_graph_has_the_adapter_merged_and_no_folder_of_this_machine(
