@@ -87,10 +87,13 @@ def test_a_sharded_run_of_fsdp_goes_on(job: Path, tmp_path: Path) -> None:
     goes_on(job, tmp_path / "state", losses, tmp_path / "other")
 
 
-def test_fsdp_of_plain_pytorch_goes_on_from_an_export(job: Path, tmp_path: Path) -> None:
+def test_fsdp_of_plain_pytorch_goes_on_from_an_export(
+    job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     train(load_config(str(job), {"out": str(tmp_path / "run"), "save_every": runs.SAVED, "checkpoints.keep_last": 9}))
     command = ["checkpoint", "export", str(tmp_path / "run"), "--step", str(runs.SAVED), "--format", "dcp"]
     assert main([*command, "--to", str(tmp_path / "dcp")]) == 0
+    assert "Read back by torch.distributed.checkpoint, its loss on " in capfd.readouterr().err
     losses = launch(in_sharded_rank, job, tmp_path / "dcp", runs.SAVED, nproc=2)[0]
     assert losses == pytest.approx(runs.logged(tmp_path / "run")[runs.SAVED :], abs=NEAR)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ def test_an_export_has_a_card_and_an_adapter_merged(tmp_path: Path, capfd: pytes
         assert (again(tokens).logits - whole(tokens).logits).abs().max() < 1e-5
     card = (folders[1] / "README.md").read_text()
     assert "library_name: gguf" in card
+    assert re.search(r"its loss on \d evaluation rows is (\d\.\d+); that of the run is \1\.", card), card
     assert 'Llama("gguf/model.gguf", n_ctx=0)' in card
     assert str(tmp_path) not in card
     capfd.readouterr()

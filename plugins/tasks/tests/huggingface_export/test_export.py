@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from importlib.metadata import version
@@ -62,6 +63,7 @@ def test_the_card_says_what_was_trained_and_nothing_of_this_machine(run_folder: 
     metrics = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     *_, loss = [line["eval/loss"] for line in metrics if "eval/loss" in line]
     assert f"| loss | {loss:.4g} |" in last
+    assert re.search(r"by transformers, its loss on 8 evaluation rows is (\d\.\d+); that of the run is \1\.", last)
     assert "- training: rows.jsonl, 108 rows" in last
     assert str(run_folder.parent) not in last
     assert f"torch {version('torch')}" in last
