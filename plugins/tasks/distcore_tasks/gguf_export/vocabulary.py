@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -26,6 +26,14 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """A piece that stands for a byte."""
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
+_PREPEND = {"type": "Prepend", "prepend": SPACE}
+_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+NORMALIZERS: tuple[list[dict[str, Any]], ...] = ([], [_REPLACE], [_PREPEND, _REPLACE])
+"""Steps that llama.cpp has for pieces: each space is a piece's, and one may be put before a text."""
+ADDED_FLAGS = ("lstrip", "rstrip", "single_word")
+"""What a token may say of the text around it, and llama.cpp does not read."""
+COMPOSES = {"type": "NFC"}
+"""The normalizer of Qwen's models. llama.cpp has none, and texts are in this form already, but for rare ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +54,8 @@ class Vocabulary:
     """Whether a space is put before a text."""
     special: SpecialVocab
     """Tokens with a role, merges, and the chat template."""
+    composes: bool
+    """Whether transformers brings texts into the form NFC first, which llama.cpp does not."""
 
     def describe(self, writer: GGUFWriter) -> None:
         """Write all of it."""
@@ -72,8 +82,13 @@ def vocabulary_of(folder: Path, size: int) -> Vocabulary:
         raise ConfigError("--format gguf: the task has no tokenizer.json, which llama.cpp's tokenizer is made from")
     known = json.loads(file.read_text(encoding="utf-8"))
     pieces = _is_pieces(known)
+    if pieces:
+        _check_pieces(known)
     pre = "default" if pieces else _pre_of(known)
+    _check_model(known["model"])
+    _check_flags(known["added_tokens"])
     tokenizer = Tokenizer.from_file(str(file))
+    _check_normalized(known["added_tokens"], tokenizer.normalizer)
     special = SpecialVocab(folder, load_merges=not pieces, n_vocab=size)
     special.add_special_token = _adds(tokenizer, special.special_token_ids)
     tokens, types = _tokens_of(known, size)
@@ -85,6 +100,7 @@ def vocabulary_of(folder: Path, size: int) -> Vocabulary:
         scores=[-float(number) for number in range(size)] if pieces else None,
         adds_space=pieces and tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith(SPACE),
         special=special,
+        composes=COMPOSES in _steps(known["normalizer"], "normalizers"),
     )
 
 
@@ -103,6 +119,56 @@ def _is_pieces(known: Mapping[str, Any]) -> bool:
     return True
 
 
+def _check_pieces(known: Mapping[str, Any]) -> None:
+    """Raise ConfigError for pieces that are made of another text than llama.cpp makes them of."""
+    steps = _steps(known["normalizer"], "normalizers")
+    if steps not in NORMALIZERS:
+        others = [step["type"] for step in steps if step not in (_PREPEND, _REPLACE)]
+        raise _refused(f"a normalizer {', '.join(others or ['of other steps'])}")
+    splits = _steps(known["pre_tokenizer"], "pretokenizers")
+    if [split["type"] for split in splits] not in ([], ["Metaspace"]):
+        raise _refused(f"a split of texts by {', '.join(split['type'] for split in splits)}")
+    if not splits:
+        return
+    if splits[0].get("prepend_scheme") == "first":
+        # llama.cpp puts a space behind each special token, too, so that it cuts conversations otherwise.
+        raise _refused("a space before the first word only (prepend_scheme: first)")
+    if splits[0].get("split", True) and any(SPACE in piece[1:] for piece in known["model"]["vocab"]):
+        raise _refused("pieces of several words, and a split into words (Metaspace, split: true)")
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a way of merging that llama.cpp does not have."""
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise _refused(f"a model with {key} = {model[key]!r}")
+
+
+def _check_flags(added_tokens: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ConfigError for an added token that takes spaces around it along, or is found only as a whole word."""
+    for added in added_tokens:
+        if flag := next((flag for flag in ADDED_FLAGS if added.get(flag)), None):
+            raise _refused(f"an added token {added['content']!r} with {flag} = true")
+
+
+def _check_normalized(added_tokens: Iterable[Mapping[str, Any]], normalizer: Any) -> None:
+    """Raise ConfigError for an added token that is not found as it is written, but as ``normalizer`` makes it."""
+    for added in added_tokens:
+        if normalizer is None or not added.get("normalized"):
+            continue
+        name = added["content"]
+        if (looked_for := normalizer.normalize_str(name)) != name:
+            raise _refused(f"an added token {name!r} that it looks for as {looked_for!r} (normalized = true)")
+
+
+def _steps(part: Mapping[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or a pre-tokenizer, which may be one, a sequence of them, or none."""
+    if part is None:
+        return []
+    steps = part[key] if part["type"] == "Sequence" else [part]
+    return [dict(step) for step in steps]
+
+
 def _pre_of(known: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of how texts are split into words."""
     parts = known["pre_tokenizer"] or {}
@@ -116,8 +182,9 @@ def _pre_of(known: Mapping[str, Any]) -> str:
         name = None
     if name is None:
         raise _refused("another pattern that splits texts than GPT-2's, Llama 3's and Qwen's")
-    if known["normalizer"] not in (None, {"type": "NFC"}):
-        raise _refused(f"a normalizer {known['normalizer']['type']}")
+    steps = _steps(known["normalizer"], "normalizers")
+    if others := [step["type"] for step in steps if step != COMPOSES]:
+        raise _refused(f"a normalizer {', '.join(others)}")
     return name
 
 

@@ -181,15 +181,21 @@ class ReadBack(nn.Module):
         return output
 
 
-def finish(to: Path, trained: TrainedModel, prove: Callable[[], Proof], inputs: Sequence[str] = ()) -> None:
+def finish(
+    to: Path,
+    trained: TrainedModel,
+    prove: Callable[[], Proof],
+    inputs: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> None:
     """Write what belongs beside a model in the folder ``to``: the config, the task's files and a card.
 
-    ``prove`` reads the export back, ``inputs`` are those of a graph.
+    ``prove`` reads the export back, ``inputs`` are those of a graph, ``notes`` what the card says beside its use.
     """
     module: Any = trained.module
     module.config.save_pretrained(to)
     trained.save_task_files(to)
-    write_card(to, trained, prove(), inputs)
+    write_card(to, trained, prove(), inputs, notes)
 
 
 @contextmanager

@@ -49,11 +49,13 @@ AUTO_CLASSES = {
 """peft's name of a task, to its class that loads an adapter with its base."""
 
 
-def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = ()) -> None:
+def write_card(
+    to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = (), notes: Sequence[str] = ()
+) -> None:
     """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
     The card uses the metrics of the run folder, if they exist, and ``proof``, what was measured of the export itself.
-    ``inputs``: those of a graph.
+    ``inputs``: those of a graph; ``notes``: what is to be known for its use.
     """
     model = type(trained.module).__name__
     kind = next((kind for end, (kind, _) in KINDS.items() if model.endswith(end)), None)
@@ -71,7 +73,13 @@ def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[s
     if file := next((file for file in LIBRARIES if (to / file).is_file()), None):
         head |= {"library_name": LIBRARIES[file]}
         use = _how_to_complete(to) if file == GGUF else _how_to_run(to, file, inputs)
-    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *_body(to.name, trained, use, proof)]
+    lines = [
+        "---",
+        yaml.safe_dump(head, sort_keys=False).strip(),
+        "---",
+        "",
+        *_body(to.name, trained, [*use, *notes], proof),
+    ]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

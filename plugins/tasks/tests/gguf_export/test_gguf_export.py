@@ -167,13 +167,59 @@ def test_another_model_is_refused_with_the_way_around() -> None:
     assert families.FAMILIES.keys() == {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
 
 
+NFC = {"type": "NFC"}
+PREPEND = {"type": "Prepend", "prepend": "\u2581"}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+ADDED = {"content": "<x>", "id": 3, "special": False, "lstrip": False, "rstrip": False, "single_word": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, PREPEND, REPLACE]}}, "normalizer NFKC"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, REPLACE]}}, "normalizer Lowercase"),
+        ({"normalizer": NFC}, "a normalizer NFC"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE, PREPEND]}}, "a normalizer of other steps"),
+        ({"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "a split of texts by Digits"),
+        ({"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "first"}}, "prepend_scheme: first"),
+        ({"normalizer": None, "pre_tokenizer": METASPACE}, "pieces of several words, and a split into words"),
+        (
+            {"added_tokens": [ADDED | {"normalized": True}]},
+            "'<x>' that it looks for as '\u2581<x>' (normalized = true)",
+        ),
+        ({"added_tokens": [ADDED | {"rstrip": True}]}, "an added token '<x>' with rstrip = true"),
+    ],
+)
+def test_pieces_that_llama_cpp_would_make_of_another_text_are_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    vocabulary = {"<unk>": 0, "a": 1, "a\u2581": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    model = {"type": "BPE", "unk_token": "<unk>", "byte_fallback": True, "vocab": vocabulary, "merges": []}
+    usual = {"type": "Sequence", "normalizers": [PREPEND, REPLACE]}
+    rest = {"version": "1.0", "post_processor": None, "decoder": None, "truncation": None, "padding": None}
+    known = {"model": model, "pre_tokenizer": None, "normalizer": usual, "added_tokens": [], **rest} | change
+    for added in known["added_tokens"]:
+        added.setdefault("normalized", False)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(known))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--format gguf: the tokenizer has ") as error:
+        vocabulary_of(tmp_path, 300)
+    assert says in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"pre_tokenizer": {"type": "Whitespace"}}, "another pattern that splits texts"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "another pattern that splits texts"),
         ({"normalizer": {"type": "Lowercase"}}, "a normalizer Lowercase"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [NFC, {"type": "NFKC"}]}}, "a normalizer NFKC"),
         ({"model": {"type": "WordPiece"}}, "a model WordPiece"),
+        ({"model": {"type": "BPE", "end_of_word_suffix": "</w>"}}, "a model with end_of_word_suffix = '</w>'"),
+        ({"added_tokens": [ADDED | {"lstrip": True}]}, "an added token '<x>' with lstrip = true"),
+        ({"added_tokens": [ADDED | {"single_word": True}]}, "an added token '<x>' with single_word = true"),
         (
             {"model": {"type": "BPE", "byte_fallback": True, "vocab": {"ab": 2, "abc": 1}, "merges": ["a b", "ab c"]}},
             "pieces whose numbers are not in the order of their merges",
@@ -185,7 +231,7 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(
 ) -> None:
     pytest.importorskip("gguf")
     usual = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    known = {"model": {"type": "BPE"}, "pre_tokenizer": usual, "normalizer": None} | change
+    known = {"model": {"type": "BPE"}, "pre_tokenizer": usual, "normalizer": None, "added_tokens": []} | change
     (tmp_path / "tokenizer.json").write_text(json.dumps(known))
     with pytest.raises(ConfigError, match="--format gguf: the tokenizer has ") as error:
         vocabulary_of(tmp_path, 300)
