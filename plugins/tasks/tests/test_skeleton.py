@@ -18,7 +18,7 @@ OWN = {
     "distillation": set[str](),
     "embedding": {"losses", "known", "modules", "retrieval"},
     "image_classification": {
-        *("shapes", "conv", "preprocessing"),
+        *("shapes", "conv", "preprocessing", "processors"),
         *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),  # where images come from
     },
     "masked_lm": set[str](),

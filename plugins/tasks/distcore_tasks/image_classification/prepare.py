@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore import ConfigError, DataError, Datasets
+from distcore import ConfigError, DataError, Datasets, ModelError
 from distcore_data import BadRows, skipping
 from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.dataset import AugmentedImages, ImageDataset, image_dataset
@@ -41,6 +41,8 @@ SIZE = 64
 """Image size in pixels of a built-in model, for images of different sizes."""
 LEAST = 8
 """Minimum image size of a built-in model."""
+CHANNELS = ("num_channels", "stem_num_channels")
+"""Where configs of transformers have the number of channels of an image."""
 
 
 Source = Images | NumberedImages
@@ -157,8 +159,15 @@ def _bad_rows(sources: Iterable[Source], bad: BadRows) -> tuple[str, ...]:
 def _read_pretrained(options: ImageOptions) -> Preprocessing:
     """Return the preprocessing of a pretrained model. Raises ConfigError for an image size that it does not take."""
     folder = options.model_folder()
+    settings = read_config(options.model, folder)
+    channels = next((settings[key] for key in CHANNELS if settings.get(key) is not None), 3)
+    if channels != 3:
+        raise ModelError(
+            f"model {options.model}: reads images of {channels} channel{'s' * (channels != 1)}, and every image has "
+            "three here; take a model of three channels, or a task of your own (--task FILE.py:CLASS)"
+        )
     preprocessing = read_preprocessing(options.model, folder)
-    size = read_config(options.model, folder).get("image_size", preprocessing.size)
+    size = settings.get("image_size", preprocessing.size)
     if options.image_size not in ("auto", size):
         problem = f"model {options.model} takes images of {size} x {size} pixels; leave it out"
         raise ConfigError(f"image_size = {options.image_size}: {problem}")

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore import ModelError
+from distcore_tasks.image_classification.processors import BILINEAR, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "preprocessor_config.json"
 """File of these settings in a model folder."""
-BILINEAR = 2
-"""Pillow's number of the default resize filter."""
-OTHERS = ("do_flip_channel_order", "rescale_offset")
-"""Settings that are not supported."""
 Triple = tuple[float, float, float]
 """One value each for red, green and blue."""
 
@@ -72,18 +69,19 @@ class Preprocessing:
 def read_preprocessing(name: str, folder: Path) -> Preprocessing:
     """Read ``FILE`` in ``folder``, the folder of the model ``name``. Raises ModelError, one line."""
     try:
-        tree = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        if other := next((key for key in OTHERS if tree.get(key)), None):
-            raise ValueError(f"{other} is not supported")
+        tree = with_defaults(json.loads((folder / FILE).read_text(encoding="utf-8")))
         if (resample := int(tree.get("resample", BILINEAR))) not in range(6):
             raise ValueError(f"resample = {resample} is none of Pillow's filters, 0 to 5")
         normalized = tree.get("do_normalize", True)
+        size = _side(tree)
+        mean = _triple("image_mean", tree["image_mean"]) if normalized else (0.0, 0.0, 0.0)
+        std = _triple("image_std", tree["image_std"]) if normalized or tree.get("include_top") else (1.0, 1.0, 1.0)
         return Preprocessing(
-            size=_side(tree),
+            size=size,
             resample=resample,
             scale=float(tree.get("rescale_factor", 1 / 255)) if tree.get("do_rescale", True) else 1.0,
-            mean=_triple(tree["image_mean"]) if normalized else (0.0, 0.0, 0.0),
-            std=_triple(tree["image_std"]) if normalized else (1.0, 1.0, 1.0),
+            mean=mean,
+            std=_squared(std) if normalized and tree.get("include_top") else std,
         )
     except KeyError as error:
         raise ModelError(f"model {name}: {FILE} has no {error.args[0]!r}") from None
@@ -100,6 +98,17 @@ def _side(tree: Mapping[str, Any]) -> int:
     return int(sides.pop())
 
 
-def _triple(values: Any) -> Triple:
+def _squared(std: Triple) -> Triple:
+    """Return what EfficientNet's ``include_top`` divides by: it divides by the standard deviation a second time."""
+    red, green, blue = (each * each for each in std)
+    return red, green, blue
+
+
+def _triple(key: str, values: Any) -> Triple:
+    """Return a value for each color; one number is that of all three, as in transformers."""
+    if isinstance(values, int | float):
+        values = (values,) * 3
+    if len(values) != 3:
+        raise ValueError(f"{key} has {len(values)} values, and images have three channels here: red, green and blue")
     red, green, blue = values
     return float(red), float(green), float(blue)

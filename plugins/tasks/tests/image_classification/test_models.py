@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from image_cases import in_folders
 from transformers import (
     ConvNextConfig,
@@ -18,12 +19,15 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
 from distcore_tasks.image_classification.models import build_model, patch_size
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
+from distcore_tasks.image_classification.processors import GEOMETRY, PROCESSORS, READ, REFUSED, WITHOUT_EFFECT
 from distcore_tasks.image_classification.shapes import SHAPES
 from distcore_tasks.image_classification.task import ImageClassification
 
@@ -113,6 +117,13 @@ PREPROCESSORS: dict[str, tuple[dict[str, Any], str]] = {
     "no mean": ({"size": 16}, "preprocessor_config.json has no 'image_mean'"),
     "oblong": ({"size": {"height": 16, "width": 8}}, "size .* is not square"),
     "other order": ({"size": 16, "do_flip_channel_order": True}, "do_flip_channel_order is not supported"),
+    "other class": ({"image_processor_type": "ImageGPTImageProcessor"}, "ImageGPTImageProcessor is not one of the"),
+    "setting": ({"size": 16, "do_align_long_axis": True}, "do_align_long_axis is not supported"),
+    "offset": (
+        {"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True},
+        "rescale_offset is not supported",
+    ),
+    "one channel": ({"size": 16, "image_mean": [0.5], "image_std": [0.5]}, "image_mean has 1 values, and images have"),
     "filter": ({"size": 16, "resample": 9}, "resample = 9 is none of Pillow's filters"),
 }
 
@@ -124,6 +135,67 @@ def test_a_preprocessor_that_cannot_be_followed_gets_one_line(folder: Path, case
     with pytest.raises(ModelError, match=rf"^model x: preprocessor_config.json.*{problem}|{problem}") as caught:
         read_preprocessing("x", folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_every_setting_of_a_processor_is_owned_and_the_values_are_its_own(name: str, tmp_path: Path) -> None:
+    """Of a file that leaves all of them out, and of one that has them all with other values."""
+    make: Any = getattr(transformers, f"{name}Pil")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+    names = {key for key, value in make().to_dict().items() if value is not None}
+    assert names - READ - GEOMETRY - WITHOUT_EFFECT - REFUSED == set()
+    sides = {"height": 16, "width": 16}
+    colors = {"image_mean": [0.1, 0.2, 0.3], "image_std": 0.4}
+    for others in ({}, colors, {"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 200}):
+        given = {"size": sides, "crop_size": sides, "do_flip_channel_order": False, **others}
+        theirs = make(**given)
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name, **given}))
+        ours = read_preprocessing("x", tmp_path)
+        # crop_pct makes images larger first, and cuts their middle: that is which part of an image is seen.
+        expected = theirs(list(pixels), return_tensors="pt", do_resize=False)["pixel_values"].float()
+        assert torch.allclose(ours.values(pixels), expected, atol=1e-5), others
+        ours.save(tmp_path)
+        assert read_preprocessing("x", tmp_path).mean == ours.mean
+        again: Any = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
+        assert torch.allclose(again(list(pixels), return_tensors="pt")["pixel_values"], expected, atol=1e-5), others
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_what_a_file_leaves_out_is_what_its_class_has(name: str) -> None:
+    theirs = getattr(transformers, f"{name}Pil")().to_dict()
+    for key, value in PROCESSORS[name].items():
+        expected = theirs.get(key)
+        if isinstance(expected, dict):
+            (expected,) = set(expected.values())
+        assert value == expected, key
+    left_out = {key for key, value in theirs.items() if value is not None} - PROCESSORS[name].keys()
+    assert left_out <= {"do_resize", "do_rescale", "rescale_factor"} | WITHOUT_EFFECT
+
+
+def test_every_processor_of_image_classification_is_accepted_or_refused_by_name() -> None:
+    classes = {
+        names["pil"].removesuffix("Pil")
+        for kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+        if (names := IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)) and "pil" in names
+    }
+    refused = {
+        "DonutImageProcessor",  # cuts and pads by the longer side
+        "Gemma3ImageProcessor",  # of a model that reads texts, too
+        "ImageGPTImageProcessor",  # makes tokens
+        "Siglip2ImageProcessor",  # makes patches
+        "TimmWrapperImageProcessor",  # reads its settings from a config of timm
+    }
+    assert classes - refused == set(PROCESSORS)
+
+
+@pytest.mark.parametrize("key", ["num_channels", "stem_num_channels"])
+def test_a_model_of_one_channel_is_refused(folder: Path, key: str) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_channels": 3, key: 1}))
+    if key == "stem_num_channels":
+        file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "num_channels"}))
+    with pytest.raises(ModelError, match=r"reads images of 1 channel, and every image has three here; take a model of"):
+        ImageClassification(model=str(folder)).prepare(RunConfig())
 
 
 def test_the_size_is_what_is_cut_out_of_the_middle(folder: Path) -> None:
