@@ -35,6 +35,11 @@ def make_tokenizer(options: EmbeddingOptions, train: Callable[[], Values[tuple[s
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 
+def prepared_as(options: EmbeddingOptions) -> list[object]:
+    """Return what changes texts before they are tokenized, for the key of a cache."""
+    return [{role: options.prompt_texts[role] for role in options.columns.names}, options.text_settings.lowers]
+
+
 def encode(
     rows: Iterable[tuple[str, ...]], tokenizer: Any, options: EmbeddingOptions
 ) -> Iterator[tuple[list[Flat], int]]:
@@ -43,7 +48,10 @@ def encode(
     Raises ModelError for a token outside the model's vocabulary.
     """
     for some in chunks(rows):
-        columns = [tokenize_chunk(tokenizer, list(texts), options.max_seq_len) for texts in zip(*some, strict=True)]
+        columns = [
+            tokenize_chunk(tokenizer, [options.prepared(role, text) for text in texts], options.max_seq_len)
+            for role, texts in zip(options.columns.names, zip(*some, strict=True), strict=True)
+        ]
         if not options.from_scratch:
             largest = max(int(tokens.values.max(initial=0)) for tokens in columns)
             check_vocabulary(options.model, options.model_folder(), largest)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from distcore import ModelError
+from distcore_tasks.embedding.text_settings import PROMPTS, TextSettings
 from distcore_tasks.shared.pretrained import one_line_errors
 
 Pooling = Literal["mean", "cls"]
 MODULES = "modules.json"
 """The file with the list of the parts of a model."""
+POOLING = "1_Pooling"
+"""The folder of the part that pools."""
 
 
 def saved_pooling(name: str, folder: Path) -> Pooling:
@@ -36,9 +39,19 @@ def saved_pooling(name: str, folder: Path) -> Pooling:
     raise ModelError(f"model {name}: pools by {', '.join(modes)}; --pooling mean or cls trains it with another pooling")
 
 
-def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len: int) -> None:
+def pooling_folder(name: str, folder: Path) -> Path:
+    """Return the folder of the pooling of the model ``name``, which need not be there."""
+    if not (folder / MODULES).is_file():
+        return folder / POOLING
+    with one_line_errors(f"model {name}: {MODULES} cannot be read"):
+        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        paths = [str(module["path"]) for module in modules if str(module["type"]).endswith(".Pooling")]
+    return folder / next(iter(paths), POOLING)
+
+
+def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len: int, settings: TextSettings) -> None:
     """Write to ``folder`` what sentence-transformers needs beside an encoder of this hidden size."""
-    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    kinds = (("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize"))
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (path, kind) in enumerate(kinds)
@@ -49,12 +62,14 @@ def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len:
         "pooling_mode_mean_tokens": pooling == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
+        "include_prompt": settings.pools_prompt,
     }
-    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / POOLING).mkdir(exist_ok=True)
     for name, tree in (
         (MODULES, modules),
-        ("1_Pooling/config.json", flags),
-        ("sentence_bert_config.json", {"max_seq_length": max_seq_len, "do_lower_case": False}),
+        (f"{POOLING}/config.json", flags),
+        ("sentence_bert_config.json", {"max_seq_length": max_seq_len, "do_lower_case": settings.lowers}),
+        (PROMPTS, {"prompts": dict(settings.prompts), "default_prompt_name": settings.default}),
     ):
         (folder / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
-from distcore_tasks.embedding.modules import Pooling, saved_pooling
+from distcore_tasks.embedding.modules import Pooling, pooling_folder, saved_pooling
+from distcore_tasks.embedding.text_settings import TextSettings, count_prompt_tokens, read_text_settings
 from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.pretrained import load_tokenizer
 
 RETRIEVAL: dict[str, Direction] = {
     "accuracy_at_1": "max",
@@ -21,6 +24,10 @@ RETRIEVAL: dict[str, Direction] = {
     "ndcg_at_10": "max",
 }
 """The metrics of retrieval."""
+
+
+ROLES = ("anchor", "positive", "negative", "text")
+"""What a text is in its row."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
         "tokenizer": "free",  # the tokens that it makes are compared
+        "prompts": "other rows",
         "scale": "ask",
         "symmetric": "ask",
         "dims": "ask",
@@ -85,6 +93,9 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
     """Length of a text in tokens; longer texts are cut."""
     pooling: Pooling | None = None
     """The mean of all tokens, or the first one; null: as a folder of sentence-transformers says, else the mean."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """A text before each anchor, positive, negative or text to embed, or its name in the model's folder; default: the
+    folder's default prompt."""
     scale: Annotated[float, Field(gt=0)] = 20.0
     """Factor of the cosine similarities in the loss: 1 / temperature."""
     symmetric: bool = False
@@ -93,9 +104,51 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
     """Matryoshka sizes: the loss is the sum over embeddings cut to each; default: the whole embedding."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a size that is named twice."""
+        """Raise ConfigError for a size that is named twice, and for a prompt of no column."""
         if len(set(self.dims)) != len(self.dims):
             raise ConfigError(f"dims = {list(self.dims)}: names a size twice; name each once")
+
+        if other := sorted(self.prompts.keys() - set(ROLES)):
+            raise ConfigError(f"prompts.{other[0]}: is not one of {', '.join(ROLES)}")
+
+    @cached_property
+    def text_settings(self) -> TextSettings:
+        """What the model's folder does with texts. Raises ModelError for settings that this task does not have."""
+        if self.from_scratch:
+            return TextSettings()
+        folder = self.model_folder()
+        return read_text_settings(self.model, folder, pooling_folder(self.model, folder))
+
+    @cached_property
+    def prompt_texts(self) -> Mapping[str, str]:
+        """What is put before the texts of each role. Raises ModelError for a name that the folder does not have."""
+        return {role: self.text_settings.prompt(self.prompts.get(role)) for role in ROLES}
+
+    def prepared(self, role: str, text: str) -> str:
+        """Return the text that is tokenized for ``text``, which has this role in its row."""
+        whole = self.prompt_texts[role] + text
+        return whole.lower() if self.text_settings.lowers else whole
+
+    @property
+    def exported_settings(self) -> TextSettings:
+        """What an export says of texts: the folder's prompts and those of the run; the default is that of ``text``."""
+        settings = self.text_settings
+        of_run = {role: text for role, text in self.prompts.items() if text and text not in settings.prompts}
+        default: str | None = settings.default
+        if (given := self.prompts.get("text")) is not None:
+            default = (given if given in settings.prompts else "text") if given else None
+        return replace(settings, prompts={**settings.prompts, **of_run}, default=default)
+
+    @cached_property
+    def unpooled_tokens(self) -> Mapping[str, int]:
+        """Tokens at the beginning of the texts of each role that take no part in their mean."""
+        if self.text_settings.pools_prompt or not any(self.prompt_texts.values()):
+            return dict.fromkeys(ROLES, 0)
+        tokenizer = load_tokenizer(self.model, self.model_folder())
+        return {
+            role: count_prompt_tokens(tokenizer, self.prepared(role, "")) if prompt else 0
+            for role, prompt in self.prompt_texts.items()
+        }
 
     @cached_property
     def pools(self) -> Pooling:

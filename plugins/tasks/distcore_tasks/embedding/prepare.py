@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distcore import ConfigError, DataError, Datasets
 from distcore_tasks.embedding.dataset import open_texts, write_texts
 from distcore_tasks.embedding.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.embedding.encode import encode, make_tokenizer
+from distcore_tasks.embedding.encode import encode, make_tokenizer, prepared_as
 from distcore_tasks.embedding.models import check_model
 from distcore_tasks.embedding.options import EmbeddingOptions
 from distcore_tasks.embedding.rows import Groups, schema_of
@@ -59,7 +59,7 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
     check_model(options)
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len]
+    settings = [asdict(options.columns), options.max_seq_len, prepared_as(options)]
     entry = CACHED.entry(
         options, config, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
     )
@@ -79,6 +79,7 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
             *data_warnings(options),
             *cut_warning(facts, options.max_seq_len, "texts"),
             *_untrained_size(options),
+            *_prompts(options),
         ),
         group=group,
         **entry.fields,
@@ -90,6 +91,19 @@ def _untrained_size(options: EmbeddingOptions) -> Iterator[str]:
     size = hidden_size(options)
     if options.dims and isinstance(size, int) and size not in options.dims:
         yield f"dims = {list(options.dims)}: whole embeddings, of {size} numbers, are not trained as such; add {size}"
+
+
+def _prompts(options: EmbeddingOptions) -> Iterator[str]:
+    """Yield what the model's folder does with texts, and no option asked for."""
+    settings = options.text_settings
+    if settings.lowers:
+        yield f"model {options.model}: texts become lower case (do_lower_case)"
+    roles = [role for role in options.columns.names if role not in options.prompts]
+    if settings.default is not None and roles:
+        yield (
+            f"model {options.model}: {settings.prompt(None)!r}, its default prompt, is put before each "
+            f"{' and '.join(roles)}; prompts.{roles[0]} names another, or '' for none"
+        )
 
 
 def _build(folder: Path, options: EmbeddingOptions, seed: int) -> tuple[Any, dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from distcore_tasks.embedding.dataset import TextsDataset
-from distcore_tasks.embedding.encode import encode_some, make_tokenizer
+from distcore_tasks.embedding.encode import encode_some, make_tokenizer, prepared_as
 from distcore_tasks.embedding.options import EmbeddingOptions
 from distcore_tasks.embedding.rows import schema_of
 from distcore_tasks.shared.jagged import flat_rows
@@ -21,7 +21,7 @@ def streaming_of(options: EmbeddingOptions) -> Streaming:
         make_tokenizer=partial(make_tokenizer, options),
         encode=partial(encode_some, options),
         length=all_tokens,
-        settings=[options.columns.names, options.max_seq_len],
+        settings=[options.columns.names, options.max_seq_len, prepared_as(options)],
     )
 
 

@@ -51,7 +51,11 @@ class Embedding(EmbeddingOptions):
         Also ``same``, the digests of the texts, ``(n, texts of a row, 2)``. The model is called for each text of a row
         by itself: masks of dropout by row then differ between them.
         """
-        texts = {name: _embeddings(model, inputs, self.pools) for name, inputs in batch.items() if name != "same"}
+        texts = {
+            name: _embeddings(model, inputs, self.pools, self.unpooled_tokens[name])
+            for name, inputs in batch.items()
+            if name != "same"
+        }
         return texts | {"same": batch["same"]}
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
@@ -128,7 +132,7 @@ class Embedding(EmbeddingOptions):
 
         tokenized(data).save_files(folder)
         set_length(folder, self.max_seq_len)
-        write_modules(folder, self.pools, hidden_size(self), self.max_seq_len)
+        write_modules(folder, self.pools, hidden_size(self), self.max_seq_len, self.exported_settings)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
@@ -143,12 +147,17 @@ def _columns(embeddings: dict[str, Tensor]) -> list[Tensor]:
     return [embeddings[name] for name in COLUMNS if name in embeddings]
 
 
-def _embeddings(model: nn.Module, inputs: dict[str, Tensor], pools: str) -> Tensor:
-    """Return the embedding of each text, fp32 ``(n, size)``, of length 1."""
+def _embeddings(model: nn.Module, inputs: dict[str, Tensor], pools: str, unpooled: int) -> Tensor:
+    """Return the embedding of each text, fp32 ``(n, size)``, of length 1.
+
+    ``unpooled``: tokens at the beginning, of a prompt, that a mean leaves out.
+    """
     from torch.nn.functional import normalize
 
     hidden = model(**inputs).last_hidden_state.float()
     if pools == "cls":
         return normalize(hidden[:, 0], dim=-1)
     weights = inputs["attention_mask"][..., None].to(hidden)
+    if unpooled:
+        weights[:, :unpooled] = 0
     return normalize((hidden * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1)

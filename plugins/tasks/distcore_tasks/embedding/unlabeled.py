@@ -15,7 +15,8 @@ from distcore_tasks.shared.tokenize_rows import tokenize
 def unlabeled_texts(rows: FileRows, options: EmbeddingOptions, data: TextsDatasets) -> TextsDataset:
     """Return the dataset of ``rows``. Raises DataError with file and row for an invalid one."""
     texts = (
-        text for (text,) in checked(f"data file {rows.file}", rows.records, texts_schema({}, ["text"]), rows.start)
+        options.prepared("text", text)
+        for (text,) in checked(f"data file {rows.file}", rows.records, texts_schema({}, ["text"]), rows.start)
     )
     tokens, lengths, _ = tokenize(data.loaded_tokenizer, texts, options.max_seq_len)
     return TextsDataset(texts={"text": flat_of(tokens, lengths)}, pad=data.pad, content="")

@@ -1,0 +1,87 @@
+"""What a folder of sentence-transformers does with a text before its tokens are made, and which tokens it pools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distcore import ModelError
+from distcore_tasks.shared.pretrained import one_line_errors
+
+PROMPTS = "config_sentence_transformers.json"
+"""The file of prompts."""
+TRANSFORMER = "sentence_*_config.json"
+"""The file of the encoder's length and case; releases before 1 name it after the kind of the encoder."""
+ARGUMENTS = ("model_args", "config_args", "tokenizer_args", "processor_args", "model_kwargs", "processing_kwargs")
+"""Settings of an encoder that would change what transformers loads."""
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The settings of one folder; these are those of a folder that says nothing."""
+
+    lowers: bool = False
+    """Whether texts become lower case, prompts, too."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts to put before others, by name."""
+    default: str | None = None
+    """Name of the prompt that is used where none is named."""
+    pools_prompt: bool = True
+    """Whether the tokens of a prompt take part in a mean."""
+
+    def prompt(self, given: str | None) -> str:
+        """Return the text before others: of the name or the text ``given``, or the default.
+
+        Raises ModelError for what looks like a name that is not there.
+        """
+        if given is None:
+            return self.prompts[self.default] if self.default is not None else ""
+        if given in self.prompts:
+            return self.prompts[given]
+        if self.prompts and given.isidentifier():
+            raise ModelError(
+                f"prompts: the model has no prompt {given!r}, but {', '.join(map(repr, self.prompts))}; name one of "
+                "these, or give a text, such as 'query: '"
+            )
+        return given
+
+
+def read_text_settings(name: str, folder: Path, pooling: Path) -> TextSettings:
+    """Return the settings in the folder of the model ``name``, whose module of pooling is in ``pooling``.
+
+    Raises ModelError for those that this task does not have.
+    """
+    with one_line_errors(f"model {name}: its settings of sentence-transformers cannot be read"):
+        encoder = next((_read(file) for file in sorted(folder.glob(TRANSFORMER))), {})
+        prompts = _read(folder / PROMPTS)
+        pools = _read(pooling / "config.json")
+        texts = {str(key): str(value) for key, value in (prompts.get("prompts") or {}).items()}
+        default = prompts.get("default_prompt_name")
+    if other := next((key for key in ARGUMENTS if encoder.get(key)), None):
+        raise ModelError(f"model {name}: its encoder has {other}, which this task does not have; take another model")
+    if default is not None and default not in texts:
+        raise ModelError(f"model {name}: {PROMPTS} has no prompt {default!r}, its default_prompt_name")
+    return TextSettings(
+        lowers=bool(encoder.get("do_lower_case")),
+        prompts=texts,
+        default=default,
+        pools_prompt=bool(pools.get("include_prompt", True)),
+    )
+
+
+def count_prompt_tokens(tokenizer: Any, prompt: str) -> int:
+    """Return how many tokens of a text are those of its prompt, with what a tokenizer puts before it."""
+    tokens = tokenizer(prompt)["input_ids"]
+    ends = bool(tokens) and tokens[-1] in tokenizer.all_special_ids  # what a tokenizer puts behind a whole text
+    return len(tokens) - ends
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON; an empty one if there is no such file."""
+    if not file.is_file():
+        return {}
+    tree: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return tree
