@@ -64,12 +64,13 @@ def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len:
         "pooling_mode_mean_sqrt_len_tokens": False,
         "include_prompt": settings.pools_prompt,
     }
+    prompts = {"prompts": dict(settings.prompts), "default_prompt_name": settings.default}
     (folder / POOLING).mkdir(exist_ok=True)
     for name, tree in (
         (MODULES, modules),
         (f"{POOLING}/config.json", flags),
         ("sentence_bert_config.json", {"max_seq_length": max_seq_len, "do_lower_case": settings.lowers}),
-        (PROMPTS, {"prompts": dict(settings.prompts), "default_prompt_name": settings.default}),
+        *([(PROMPTS, prompts)] if settings.prompts else []),
     ):
         (folder / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 

@@ -1,0 +1,141 @@
+"""A folder of sentence-transformers says what becomes of a text: its case, its prompt, and which tokens are pooled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import BertWordPieceTokenizer
+from torch.nn.functional import normalize
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from distcore import ConfigError, FileRows, ModelError, RunConfig
+from distcore_tasks.embedding.task import Embedding
+
+TEXTS = ["The Pig Sleeps", "A Red Apple Falls", "Never So Big"]
+WORDS = [*TEXTS, "the pig sleeps a red apple falls never so big", "Find Small: Green "]
+PROMPTS = {"query": "Find ", "document": "Small: "}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An encoder whose tokenizer tells capital letters apart."""
+    words = BertWordPieceTokenizer(lowercase=False)
+    words.train_from_iterator(WORDS * 5, vocab_size=200, show_progress=False)
+    (tmp_path / "words").mkdir()
+    words.save_model(str(tmp_path / "words"))
+    tokenizer: Any = BertTokenizerFast.from_pretrained(tmp_path / "words", do_lower_case=False)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config: Any = BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)
+    BertModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def say(folder: Path, *, lower: bool = False, default: str | None = None, include_prompt: bool = True) -> None:
+    """Write what sentence-transformers reads beside an encoder."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds)
+    ]
+    files: dict[str, Any] = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "include_prompt": include_prompt},
+        "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": lower},
+        "config_sentence_transformers.json": {"prompts": PROMPTS, "default_prompt_name": default},
+    }
+    for name, tree in files.items():
+        (folder / name).write_text(json.dumps(tree))
+
+
+def by_hand(folder: Path, text: str, prompt: str = "", *, lower: bool = False, pools_prompt: bool = True) -> Any:
+    """The embedding that sentence-transformers makes of one text."""
+    model: Any = BertModel.from_pretrained(folder).eval()
+    tokenizer: Any = BertTokenizerFast.from_pretrained(folder)
+    whole = prompt + text
+    inputs = tokenizer(whole.lower() if lower else whole, return_tensors="pt")
+    pooled = inputs["attention_mask"].clone()
+    if not pools_prompt:
+        pooled[:, : len(tokenizer(prompt)["input_ids"]) - 1] = 0
+    with torch.no_grad():
+        states = model(**inputs).last_hidden_state
+    return normalize((states * pooled[..., None]).sum(1) / pooled.sum(), dim=-1)[0]
+
+
+def embedded(folder: Path, rows: Path, **options: Any) -> tuple[Embedding, Any, torch.Tensor, torch.Tensor]:
+    """Task, data, and the embeddings of anchors of training rows and of texts to predict."""
+    rows.write_text("".join(json.dumps({"anchor": text, "positive": text[::-1]}) + "\n" for text in TEXTS))
+    task = Embedding(model=str(folder), data=str(rows), eval_data=str(rows), max_seq_len=32, **options)
+    config = RunConfig(global_batch_size=3)
+    data: Any = task.prepare(config)
+    model = task.build_model(config, data).eval()
+    texts: Any = task.unlabeled(FileRows(file="new", start=1, records=[(text,) for text in TEXTS]), data)
+    with torch.no_grad():
+        anchors = task.embed(model, data.evaluation.batch(np.arange(3)))["anchor"]
+        predicted = task.embed(model, texts.batch(np.arange(3)))["text"]
+    return task, data, anchors, predicted
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
+    "says nothing": ({}, {}, "", ""),
+    "lower case": ({"lower": True}, {}, "", ""),
+    "default prompt": ({"default": "query"}, {}, "Find ", "Find "),
+    "lower case and prompt": ({"default": "query", "lower": True}, {}, "Find ", "Find "),
+    "prompt not pooled": ({"default": "query", "include_prompt": False}, {}, "Find ", "Find "),
+    "prompt by name": ({"default": "query"}, {"text": "document"}, "Find ", "Small: "),
+    "no prompt": ({"default": "query"}, {"anchor": "", "text": ""}, "", ""),
+    "prompt of the run": ({}, {"anchor": "query", "text": "Green "}, "Find ", "Green "),
+}
+"""What a folder says, the prompts of a run, and what then is before anchors and before texts to embed."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_texts_become_what_their_folder_says_and_an_export_says_it_again(
+    case: str, folder: Path, tmp_path: Path
+) -> None:
+    said, prompts, before_anchor, before_text = CASES[case]
+    say(folder, **said)
+    how = {"lower": said.get("lower", False), "pools_prompt": said.get("include_prompt", True)}
+    task, data, anchors, predicted = embedded(folder, tmp_path / "rows.jsonl", prompts=prompts)
+    for text, anchor, one in zip(TEXTS, anchors, predicted, strict=True):
+        assert torch.allclose(anchor, by_hand(folder, text, before_anchor, **how), atol=1e-5)
+        assert torch.allclose(one, by_hand(folder, text, before_text, **how), atol=1e-5)
+
+    export = tmp_path / "export"
+    export.mkdir()
+    task.save(export, RunConfig(global_batch_size=3), data)
+    BertModel.from_pretrained(folder).save_pretrained(export)
+    again = embedded(export, tmp_path / "rows.jsonl")[3]
+    assert torch.allclose(again, predicted, atol=1e-6)
+    assert json.loads((export / "config_sentence_transformers.json").read_text())["prompts"].items() >= PROMPTS.items()
+
+
+def test_a_run_says_what_its_folder_does_with_texts(folder: Path, tmp_path: Path) -> None:
+    say(folder, lower=True, default="query")
+    _, data, *_ = embedded(folder, tmp_path / "rows.jsonl")
+    assert any("texts become lower case (do_lower_case)" in line for line in data.warnings)
+    assert any("'Find ', its default prompt, is put before each anchor and positive" in line for line in data.warnings)
+
+
+def test_settings_that_cannot_be_followed_are_one_line(folder: Path) -> None:
+    say(folder)
+    with pytest.raises(ConfigError, match=r"prompts.ancor: is not one of anchor, positive, negative, text"):
+        Embedding(model=str(folder), prompts={"ancor": "query"})
+    with pytest.raises(
+        ModelError, match=r"the model has no prompt 'qurey', but 'query', 'document'; name one"
+    ):
+        _ = Embedding(model=str(folder), prompts={"anchor": "qurey"}).prompt_texts
+    say(folder, default="passage")
+    with pytest.raises(ModelError, match=r"config_sentence_transformers.json has no prompt 'passage', its default"):
+        _ = Embedding(model=str(folder)).text_settings
+    say(folder)
+    (folder / "sentence_bert_config.json").write_text('{"model_args": {"attn_implementation": "eager"}}')
+    with pytest.raises(ModelError, match=r"its encoder has model_args, which this task does not have"):
+        _ = Embedding(model=str(folder)).text_settings
