@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers does with a text before its tokens are made, and which tokens it pools."""
+"""The settings of texts in a folder of sentence-transformers: their case, their prompts, and the tokens that are pooled."""
 
 from __future__ import annotations
 

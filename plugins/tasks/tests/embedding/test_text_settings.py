@@ -128,9 +128,7 @@ def test_settings_that_cannot_be_followed_are_one_line(folder: Path) -> None:
     say(folder)
     with pytest.raises(ConfigError, match=r"prompts.ancor: is not one of anchor, positive, negative, text"):
         Embedding(model=str(folder), prompts={"ancor": "query"})
-    with pytest.raises(
-        ModelError, match=r"the model has no prompt 'qurey', but 'query', 'document'; name one"
-    ):
+    with pytest.raises(ModelError, match=r"the model has no prompt 'qurey', but 'query', 'document'; name one"):
         _ = Embedding(model=str(folder), prompts={"anchor": "qurey"}).prompt_texts
     say(folder, default="passage")
     with pytest.raises(ModelError, match=r"config_sentence_transformers.json has no prompt 'passage', its default"):
