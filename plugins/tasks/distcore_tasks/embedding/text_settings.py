@@ -1,4 +1,4 @@
-"""The settings of texts in a folder of sentence-transformers: their case, their prompts, and the tokens that are pooled."""
+"""The settings of texts in a folder of sentence-transformers: case, prompts, and tokens that are pooled."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import BertWordPieceTokenizer
 from torch.nn.functional import normalize
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from distcore import ConfigError, FileRows, ModelError, RunConfig
 from distcore_tasks.embedding.task import Embedding
@@ -26,12 +26,17 @@ def folder(tmp_path: Path) -> Path:
     """An encoder whose tokenizer tells capital letters apart."""
     words = BertWordPieceTokenizer(lowercase=False)
     words.train_from_iterator(WORDS * 5, vocab_size=200, show_progress=False)
-    (tmp_path / "words").mkdir()
-    words.save_model(str(tmp_path / "words"))
-    tokenizer: Any = BertTokenizerFast.from_pretrained(tmp_path / "words", do_lower_case=False)
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(tokenizer_object=words._tokenizer, **names)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    config: Any = BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
+    config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)
     BertModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -58,7 +63,7 @@ def say(folder: Path, *, lower: bool = False, default: str | None = None, includ
 def by_hand(folder: Path, text: str, prompt: str = "", *, lower: bool = False, pools_prompt: bool = True) -> Any:
     """The embedding that sentence-transformers makes of one text."""
     model: Any = BertModel.from_pretrained(folder).eval()
-    tokenizer: Any = BertTokenizerFast.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     whole = prompt + text
     inputs = tokenizer(whole.lower() if lower else whole, return_tensors="pt")
     pooled = inputs["attention_mask"].clone()

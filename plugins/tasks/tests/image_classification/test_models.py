@@ -19,7 +19,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto import image_processing_auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from distcore.config import RunConfig
@@ -173,10 +173,11 @@ def test_what_a_file_leaves_out_is_what_its_class_has(name: str) -> None:
 
 
 def test_every_processor_of_image_classification_is_accepted_or_refused_by_name() -> None:
+    processors: dict[str, dict[str, str]] = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
     classes = {
         names["pil"].removesuffix("Pil")
         for kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-        if (names := IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)) and "pil" in names
+        if (names := processors.get(kind)) and "pil" in names
     }
     refused = {
         "DonutImageProcessor",  # cuts and pads by the longer side
