@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import BertWordPieceTokenizer
+from tokenizers.processors import BertProcessing
 from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -26,9 +27,12 @@ def folder(tmp_path: Path) -> Path:
     """An encoder whose tokenizer tells capital letters apart."""
     words = BertWordPieceTokenizer(lowercase=False)
     words.train_from_iterator(WORDS * 5, vocab_size=200, show_progress=False)
+    whole = words._tokenizer
+    ends = [(name, whole.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+    whole.post_processor = BertProcessing(*ends)
     names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     make: Any = PreTrainedTokenizerFast
-    tokenizer = make(tokenizer_object=words._tokenizer, **names)
+    tokenizer = make(tokenizer_object=whole, **names)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": 32,
@@ -36,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
         "num_attention_heads": 2,
         "intermediate_size": 48,
     }
-    config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)
+    config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, intermediate_size=48, **sizes)
     BertModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
