@@ -17,7 +17,7 @@ from distcore_tasks.causal_lm.options import CausalOptions, Form
 from distcore_tasks.causal_lm.rows import TextRows, texts_of
 from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.splits import Part, Refuse
-from distcore_tasks.shared.tokenize_rows import chunks, token_lists
+from distcore_tasks.shared.tokenize_rows import chunks, ended, token_lists
 
 Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and a bool for each that is a target; both have shape ``(tokens,)``."""
@@ -62,7 +62,7 @@ def documents_of(values: Iterable[Any], tokenizer: Any, options: CausalOptions) 
     """Yield the tokens of each document, with the end token where ``end_documents`` asks for it."""
     end = _end(tokenizer) if options.end_documents else []
     for tokens in token_lists(tokenizer, values, special=True):
-        yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
+        yield np.asarray(ended(tokens, end), np.int32)
 
 
 def _answers(
@@ -106,13 +106,13 @@ def _write_blocks(
 
 
 def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
-    """Yield each prompt with its completion and the end token. Completion and end token are targets."""
+    """Yield each prompt with its completion and one end token, which are targets."""
     end = _end(tokenizer)
     for pairs in chunks(values):
         prompts, completions = zip(*pairs, strict=True)
         both = prompt_tokens(tokenizer, prompts), token_lists(tokenizer, completions, special=False)
         for prompt, completion in zip(*both, strict=True):
-            tokens = np.asarray([*prompt, *completion, *end], np.int32)
+            tokens = np.asarray([*prompt, *ended(completion, end)], np.int32)
             yield tokens, np.arange(len(tokens)) >= len(prompt)
 
 

@@ -16,7 +16,7 @@ from distcore_tasks.causal_lm.dataset import Arrays, SequenceDataset, open_seque
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import documents_of, encode, make_tokenizer
 from distcore_tasks.causal_lm.options import CausalOptions
-from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of, unread_columns
+from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of, unread_columns, unread_keys
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.causal_lm.streamed import StreamedSequences, apart, open_corpus, streaming_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"documents": "documents", "prompts": "conversations", "messages": "conversations"}
 """Names of the values of each form in the facts of a run."""
-CACHED = CachedDatasets(kind="sequences", version=3, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="sequences", version=4, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
@@ -99,7 +99,10 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
         facts[name] = _facts(part, arrays, cut)
         if "train" in parts:  # else nobody knows how often a token is there
             facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
-    said = [*ChatTemplate(tokenizer).warnings({"messages": []})] if form == "messages" else []
+    said: list[str] = []
+    if form == "messages":
+        rows = (part.rows for part in parts.values()) if not options.stream else [corpus]
+        said = [*ChatTemplate(tokenizer).warnings({"messages": []}), *unread_keys(rows, tokenizer)]
     return tokenizer, {"facts": facts, **placed, "form": form, "chat_template": said}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from distcore import DataError
@@ -37,6 +39,10 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
 
 ROLES = (*vocabulary.ROLES, "developer")
 """Roles of messages; a chat template may refuse some of them."""
+KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
+"""Keys of a message that need no place in a template: it is refused if it writes no content, or no calls of tools."""
+LOOKED_AT = 10_000
+"""Rows in whose messages keys are looked for that nobody reads."""
 GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COLUMNS.items()}
 """The column of each form with the input for generation."""
 
@@ -101,6 +107,20 @@ def unread_columns(options: CausalOptions, form: Form, embedded: Collection[str]
         file = source_file(source, embedded)
         if unread := [name for name in source_columns(file) if name not in read]:
             yield f"{source_name(file)}: not read: column{'s' * (len(unread) > 1)} {', '.join(unread)}"
+
+
+def unread_keys(sources: Iterable[TextRows], tokenizer: Any) -> Iterator[str]:
+    """Yield a line for each source with keys in its messages that the chat template does not name.
+
+    Such as weights of messages, which other trainers read. Looks at the first ``LOOKED_AT`` rows.
+    """
+    template = json.dumps(tokenizer.chat_template)
+    for rows in sources:
+        keys: dict[str, None] = {}
+        for conversation in islice(rows.values, LOOKED_AT):
+            keys |= dict.fromkeys(key for message in conversation["messages"] for key in message)
+        if unread := [key for key in keys if key not in KEYS and not re.search(rf"\b{re.escape(key)}\b", template)]:
+            yield f"{rows.name}: not read: key{'s' * (len(unread) > 1)} {', '.join(unread)} of messages"
 
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> TextRows:

@@ -15,7 +15,7 @@ from distcore_tasks.preference.rows import NAMES
 from distcore_tasks.shared.jagged import Flat, flat_rows
 from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.splits import Refuse
-from distcore_tasks.shared.tokenize_rows import chunks, token_lists
+from distcore_tasks.shared.tokenize_rows import chunks, ended, token_lists
 
 
 def encode_some(
@@ -49,7 +49,7 @@ def encode(rows: Iterable[tuple[str, ...]], refuse: Refuse, tokenizer: Any, leng
             if not room:
                 what = f"the answers are cut off entirely: {len(prompt)} tokens come before them"
                 refuse(len(kept["prompt"]), f"{what}; raise --max-seq-len ({length})")
-            whole = [np.asarray([*answer, *end], np.int32) for answer in both]
+            whole = [np.asarray(ended(answer, end), np.int32) for answer in both]
             cut += any(len(answer) > room for answer in whole)
             for name, row in zip(NAMES, (np.asarray(prompt, np.int32), *(a[:room] for a in whole)), strict=True):
                 kept[name].append(row)

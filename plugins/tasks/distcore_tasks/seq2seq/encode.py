@@ -94,12 +94,14 @@ def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) ->
 
 
 def _ended(flat: Flat, end: int | None, length: int) -> Flat:
-    """Append the end token to each row without one: some tokenizers do not write it."""
+    """Let each row have one end token: some tokenizers do not write it, and some texts end with one of their own."""
     if end is None:
         return flat
     rows = []
     for start, stop in zip(flat.offsets, flat.offsets[1:], strict=False):
         row = flat.values[start:stop]
+        if len(row) > 1 and row[-1] == row[-2] == end:
+            row = row[:-1]
         rows.append(row if len(row) and row[-1] == end else np.append(row[: length - 1], np.int32(end)))
     return Flat(np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64))
 

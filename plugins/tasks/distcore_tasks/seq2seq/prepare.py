@@ -35,7 +35,7 @@ from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, wit
 if TYPE_CHECKING:
     from distcore import RunConfig
 
-CACHED = CachedDatasets(kind="pairs", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="pairs", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatasets:

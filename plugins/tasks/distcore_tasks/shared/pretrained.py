@@ -56,6 +56,38 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
     return tree
 
 
+def own_code_problem(tree: dict[str, Any], file: str, loader: str, is_known: bool) -> str:
+    """Return why a folder's ``file`` cannot be used: it names Python code beside it; empty if it can.
+
+    ``loader``: what the code is for, such as ``AutoConfig``. ``is_known``: transformers has a class of its own for it.
+    """
+    code = tree.get("auto_map") or {}
+    names = code if isinstance(code, dict) else {"AutoTokenizer": code}  # older files have the tokenizer's alone
+    if is_known or loader not in names:
+        return ""
+    return (
+        f"{file} names code of its own ({loader}: {_code_name(names[loader])}), which is not run; take a folder of a "
+        "type that transformers has, or build the model in a task of your own: --task FILE.py:CLASS"
+    )
+
+
+def own_code_warning(name: str, folder: Path) -> Iterator[str]:
+    """Yield a line if a folder has code for its model that is not run, since transformers has a class of that type."""
+    code = read_config(name, folder).get("auto_map") or {}
+    models = sorted(key for key in code if key.startswith("AutoModel")) if isinstance(code, dict) else []
+    if models:
+        kind = read_config(name, folder)["model_type"]
+        yield (
+            f"model {name}: config.json names code of its own ({models[0]}: {_code_name(code[models[0]])}), which is "
+            f"not run: the model is the {kind} of transformers"
+        )
+
+
+def _code_name(value: Any) -> str:
+    """Return what an entry of ``auto_map`` names: a string, or for tokenizers a pair of which one may be null."""
+    return str(value if isinstance(value, str) else next((name for name in value or () if name), value))
+
+
 def tokenizer_files(folder: Path) -> list[Path]:
     """Return the tokenizer's files in ``folder``, sorted by name."""
     files = (folder / name for name in {*TOKENIZERS, "merges.txt", "chat_template.jinja"})
@@ -150,7 +182,14 @@ def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
     with silence_transformers(), one_line_errors(f"model {name}: tokenizer cannot be loaded{missing}"):
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
+        settings = {"local_files_only": True, "trust_remote_code": False} | settings
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, **settings)
+        except ValueError:  # it would ask on the terminal, or say how to run the code
+            tree = _read_json(folder / "tokenizer_config.json")
+            if problem := own_code_problem(tree, "tokenizer_config.json", "AutoTokenizer", is_known=False):
+                raise ModelError(f"model {name}: {problem}") from None
+            raise
     if (folder / "config.json").is_file():
         _check_padding_token(name, folder, tokenizer)
     return tokenizer
@@ -266,13 +305,34 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
         raise ModelError(f"model {name}: is a {kind}; make a model folder of it: {export}, and name DIR in its place")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
-    read_config(name, folder)
+    _check_type(name, folder)
     for files, what in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
         if not any((folder / file).is_file() for file in files):
             some = ", ".join(files[:3]) + " …" * (len(files) > 3)
             raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
     for index in filter(Path.is_file, (folder / file for file in WEIGHTS if file.endswith(".index.json"))):
         _check_index(name, index)
+
+
+def _check_type(name: str, folder: Path) -> None:
+    """Raise ModelError for a type of model that only the folder's own code knows."""
+    tree = read_config(name, folder)
+    if not tree.get("auto_map"):
+        return
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    is_known = tree["model_type"] in CONFIG_MAPPING_NAMES
+    if problem := own_code_problem(tree, "config.json", "AutoConfig", is_known):
+        raise ModelError(f"model {name}: {problem}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if it cannot be read."""
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _check_index(name: str, index: Path) -> None:

@@ -14,6 +14,7 @@ from distcore import ConfigError, DataError, nearest
 from distcore_data import Filtered, Source, describe_value, find_split, source_digest, source_name
 from distcore_tasks.shared import stdlib
 from distcore_tasks.shared.options import EVALUATION, Filter, TaskOptions
+from distcore_tasks.shared.pretrained import own_code_warning
 
 R = TypeVar("R")
 OPEN = "CHOOSE"
@@ -100,6 +101,8 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
 
 def data_warnings(options: TaskOptions) -> Iterator[str]:
     """Yield a warning for evaluation on training data, an unused fraction, and held-out splits that are not used."""
+    if not options.from_scratch:
+        yield from own_code_warning(options.model, options.model_folder())
     for name, source in options.held_out.items():
         if source == options.data:
             flag = "--test-data " if name == "test" else f"--eval-data {set_name(name)}"

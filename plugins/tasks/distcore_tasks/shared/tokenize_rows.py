@@ -75,6 +75,11 @@ def token_lists(tokenizer: Any, texts: Iterable[str], *, special: bool) -> Itera
         yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
 
 
+def ended(tokens: list[int], end: list[int]) -> list[int]:
+    """Return ``tokens`` with one end token: texts may end with theirs. ``end``: the token, or nothing without one."""
+    return tokens if end and tokens[-1:] == end else tokens + end
+
+
 def tokenize_chunk(tokenizer: Any, texts: list[str], max_length: int, *, targets: bool = False) -> Tokens:
     """Tokenize the texts of one chunk, as ``tokenize`` does."""
     # Some tokenizers encode answers for another language, or with another start token.
