@@ -102,7 +102,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
     said: list[str] = []
     if form == "messages":
         rows = (part.rows for part in parts.values()) if not options.stream else [corpus]
-        said = [*ChatTemplate(tokenizer).warnings({"messages": []}), *unread_keys(rows, tokenizer)]
+        said = [*ChatTemplate(tokenizer).warnings({"messages": []}), *dict.fromkeys(unread_keys(rows, tokenizer))]
     return tokenizer, {"facts": facts, **placed, "form": form, "chat_template": said}
 
 

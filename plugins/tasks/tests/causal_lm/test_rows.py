@@ -12,6 +12,7 @@ import pytest
 from distcore.config import RunConfig
 from distcore.errors import DataError, DistcoreError
 from distcore_tasks.causal_lm.dataset import SequenceDataset
+from distcore_tasks.causal_lm.rows import read_rows, unread_keys
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import CHAT_TEMPLATE
 from distcore_tasks.shared.jagged import IGNORED
@@ -226,3 +227,26 @@ def test_a_text_file_has_documents(tmp_path: Path) -> None:
     assert len(texts) == len(alike)
     rows = np.arange(len(texts))
     assert all((texts.batch(rows)[name] == alike.batch(rows)[name]).all() for name in ("input_ids", "labels"))
+
+
+def test_a_completion_that_ends_with_the_end_token_gets_no_second_one(tmp_path: Path) -> None:
+    rows = [{**row, "completion": row["completion"] + "<|end|>"} for row in PROMPTS]
+    dataset, tokenizer = train_rows(task_of(tmp_path, rows))
+    assert counted(dataset, tokenizer, 0) == " 1<|end|>"
+    documents = task_of(tmp_path, [{"text": "some words<|end|>"} for _ in range(8)])
+    dataset, tokenizer = train_rows(documents)
+    assert "<|end|><|end|>" not in read(dataset, tokenizer, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_keys_of_messages_that_the_template_does_not_name_are_named_once(stream: bool, tmp_path: Path) -> None:
+    weighted = [{**message, "weight": 0, "tool_call_id": None} for message in CHAT[0]["messages"]]
+    weighted[-1] |= {"reasoning_content": "Because.", "train": False}
+    task = task_of(tmp_path, [{"messages": weighted}, *CHAT], stream=stream)
+    lines = [line for line in task.prepare(RunConfig()).warnings if "of messages" in line]
+    named = [line for line in lines if line.endswith("not read: keys weight, reasoning_content, train of messages")]
+    assert len(named) == len(lines) == 1
+    template = CHAT_TEMPLATE + "{# reasoning_content #}"
+    tokenizer = type("Template", (), {"chat_template": template})()
+    [line] = unread_keys([read_rows(Path(task.data), task)], tokenizer)
+    assert line.endswith("not read: keys weight, train of messages")

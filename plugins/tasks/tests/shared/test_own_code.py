@@ -1,0 +1,71 @@
+"""Model folders that bring Python code of their own, which is not run: one line says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcore.errors import ModelError
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.image_classification.task import ImageClassification
+from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.seq2seq.encode import _ended
+from distcore_tasks.shared.jagged import flat_rows
+from distcore_tasks.shared.pretrained import load_tokenizer, own_code_warning
+from distcore_tasks.shared.sources import data_warnings
+from distcore_tasks.shared.tokenize_rows import ended
+
+CODE = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineModel"}
+
+
+def folder_of(folder: Path, **config: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "tokenizer.json", "preprocessor_config.json"):
+        (folder / name).touch()
+    return str(folder)
+
+
+@pytest.mark.parametrize("task", [CausalLM, MaskedLM, ImageClassification])
+def test_a_type_that_only_the_folder_knows_is_refused_in_one_line(task: Any, tmp_path: Path) -> None:
+    model = folder_of(tmp_path, model_type="mine", auto_map=CODE)
+    with pytest.raises(ModelError) as raised:
+        task(model=model).model_folder()
+    assert str(raised.value) == (
+        f"model {model}: config.json names code of its own (AutoConfig: configuration_mine.MineConfig), which is not "
+        "run; take a folder of a type that transformers has, or build the model in a task of your own: "
+        "--task FILE.py:CLASS"
+    )
+
+
+def test_code_beside_a_known_type_is_said_since_it_may_be_another_model(tmp_path: Path) -> None:
+    model = folder_of(tmp_path, model_type="llama", auto_map=CODE)
+    line = (
+        f"model {model}: config.json names code of its own (AutoModelForCausalLM: modeling_mine.MineModel), which is "
+        "not run: the model is the llama of transformers"
+    )
+    assert line in data_warnings(CausalLM(model=model, data="rows.jsonl", eval_data="others.jsonl"))
+    assert not [*own_code_warning("m", Path(folder_of(tmp_path, model_type="llama")))]
+
+
+@pytest.mark.parametrize(
+    "code", [{"AutoTokenizer": ["tokenization_mine.Mine", None]}, ["tokenization_mine.Mine", None]]
+)
+def test_a_tokenizer_of_its_own_code_is_refused_without_a_question(code: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mine"}')
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    tree = {"tokenizer_class": "Mine", "auto_map": code}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tree))
+    with pytest.raises(ModelError, match=r"^model m: tokenizer_config.json names code of its own \(AutoTokenizer: tok"):
+        load_tokenizer("m", tmp_path)
+
+
+def test_texts_that_end_with_their_own_end_token_have_one() -> None:
+    assert ended([1, 2], [2]) == ended([1], [2]) == [1, 2]
+    assert ended([1], []) == [1]
+    rows = flat_rows([np.asarray(row, np.int32) for row in ([5, 2, 2], [5, 2], [5], [2], [2, 2])])
+    targets = _ended(rows, 2, 8)
+    assert [targets.row(place).tolist() for place in range(5)] == [[5, 2], [5, 2], [5, 2], [2], [2]]
