@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-"""Vocabulary files. The folder of a language model must have at least one of them."""
+"""Usual vocabulary files; without any, the folder's tokenizer must be of a class that needs others, or none."""
+DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.spm", "*.codes", "*.tokenizer", "*.tiktoken")
+"""Files of a model folder besides weights and pages: those of a tokenizer are among them, whatever its class."""
+TEMPLATES = "additional_chat_templates/*.jinja"
+"""Further chat templates of a tokenizer."""
 IMAGE_PROCESSORS = ("preprocessor_config.json",)
 """Preprocessing files. The folder of an image model must have at least one of them."""
 DEFAULT_PADDING = 8
@@ -88,16 +92,24 @@ def _code_name(value: Any) -> str:
     return str(value if isinstance(value, str) else next((name for name in value or () if name), value))
 
 
-def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the tokenizer's files in ``folder``, sorted by name."""
-    files = (folder / name for name in {*TOKENIZERS, "merges.txt", "chat_template.jinja"})
-    return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
+def tokenizer_files(folder: Path, tokenizer: Any) -> tuple[str, ...]:
+    """Return the names, relative to ``folder``, of the files there that belong to a ``tokenizer`` of transformers.
+
+    They are those that its class names, and those of every tokenizer.
+    """
+    names = {"tokenizer.json", "chat_template.jinja", *type(tokenizer).vocab_files_names.values()}
+    files = {*folder.glob("*token*.json"), *folder.glob(TEMPLATES), *(folder / name for name in names)}
+    return tuple(sorted(file.relative_to(folder).as_posix() for file in files if file.is_file()))
 
 
 def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
-    """Return name and digest of each file in ``folder`` that tokens depend on, for a cache key."""
-    files = [folder / "config.json", *tokenizer_files(folder)]
-    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.is_file()]
+    """Return name and digest of each file in ``folder`` that tokens may depend on, for a cache key.
+
+    That is every file that is no weights: which of them a tokenizer reads is known only when it is loaded.
+    """
+    files = {file for pattern in (*DESCRIPTIONS, TEMPLATES) for file in folder.glob(pattern) if file.is_file()}
+    read = sorted(file for file in files if file.name != GENERATION and not file.name.endswith(".index.json"))
+    return [(file.relative_to(folder).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest()) for file in read]
 
 
 def positions(name: str, folder: Path) -> int | None:
@@ -307,11 +319,32 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
     _check_type(name, folder)
     for files, what in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
-        if not any((folder / file).is_file() for file in files):
+        has_any = any((folder / file).is_file() for file in files)
+        if not has_any and not (files is TOKENIZERS and _has_other_tokenizer(str(folder), _stamp(folder))):
             some = ", ".join(files[:3]) + " …" * (len(files) > 3)
             raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
     for index in filter(Path.is_file, (folder / file for file in WEIGHTS if file.endswith(".index.json"))):
         _check_index(name, index)
+
+
+@cache
+def _has_other_tokenizer(folder: str, _stamp: tuple[int, ...]) -> bool:
+    """Return True if the tokenizer of a folder is of a class with other files than usual, such as FSMT, or without any.
+
+    Some classes make an empty vocabulary where theirs is missing, so their files must be there.
+    """
+    try:
+        tokenizer = load_tokenizer(folder, Path(folder))
+    except ModelError:
+        return False
+    needed = {file for name, file in type(tokenizer).vocab_files_names.items() if name != "tokenizer_file"}
+    has_config = (Path(folder) / "tokenizer_config.json").is_file()
+    return any((Path(folder) / file).is_file() for file in needed) if needed else has_config
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """Return what changes when files of a folder come or go."""
+    return folder.stat().st_mtime_ns, len([*folder.iterdir()])
 
 
 def _check_type(name: str, folder: Path) -> None:
@@ -354,7 +387,7 @@ def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     hint, known = nearest(name, built_in), ", ".join(built_in)
-    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    wanted = [*DESCRIPTIONS, TEMPLATES, "*.safetensors"]
     try:
         # The local cache first, so that a cached model needs no network.
         folder = _snapshot(snapshot_download, name, beside, local_files_only=True)

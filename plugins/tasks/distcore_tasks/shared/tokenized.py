@@ -32,6 +32,8 @@ class TokenizedDatasets(Datasets):
     """End token."""
     tokenizer: Path
     """Folder of the tokenizer, for ``AutoTokenizer``."""
+    tokenizer_names: tuple[str, ...] | None = None
+    """Names of the tokenizer's files in its folder; ``None`` if the folder holds no others."""
     bad_rows: tuple[str, ...] = ()
     """A line for each row that was passed over."""
     files: Files = ()
@@ -44,9 +46,14 @@ class TokenizedDatasets(Datasets):
 
     def save_files(self, folder: Path) -> None:
         """Copy the tokenizer's files to ``folder``, created if needed; list bad rows and the data's files there."""
+        names = self.tokenizer_names
+        if names is None:  # the cache's folder holds what the tokenizer saved, and nothing else
+            names = tuple(file.relative_to(self.tokenizer).as_posix() for file in self.tokenizer.rglob("*"))
+        for name in names:
+            if (self.tokenizer / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(self.tokenizer / name, folder / name)
         folder.mkdir(parents=True, exist_ok=True)
-        for file in tokenizer_files(self.tokenizer):
-            shutil.copy(file, folder)
         write_bad_rows(folder, self.bad_rows)
         write_files(folder, self.files, self.train)
 
@@ -124,6 +131,8 @@ def empty_datasets(
     """
     if not (folder / "tokenizer_config.json").is_file():
         return None
-    tokens = tokens_of(load(str(folder), folder))
+    tokenizer = load(str(folder), folder)
+    tokens = tokens_of(tokenizer)
     rows = empty(tokens["pad"])
-    return with_rows(kind, {"train": rows, "evaluation": rows}, folder, **tokens, **others)
+    names = tokenizer_files(folder, tokenizer)
+    return with_rows(kind, {"train": rows, "evaluation": rows}, folder, tokenizer_names=names, **tokens, **others)
