@@ -27,13 +27,11 @@ TRAINING = (
 
 def base_folder(folder: Path, tokenizer: Path, seed: int = 0) -> Path:
     """A BERT that has seen no class, and so has neither pooler nor head."""
-    from distcore_tasks.shared.pretrained import tokenizer_files
+    from distcore_tasks.shared.pretrained import load_tokenizer
 
-    files = tokenizer_files(tokenizer)
     torch.manual_seed(seed)
     BertForMaskedLM(BertConfig(vocab_size=200, **SMALL)).save_pretrained(folder)
-    for file in files:
-        shutil.copy(file, folder)
+    load_tokenizer("the run's", tokenizer).save_pretrained(folder)
     return folder
 
 

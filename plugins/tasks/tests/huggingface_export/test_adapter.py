@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from distcore.cli.main import main
-from distcore_tasks.shared.pretrained import tokenizer_files
+from distcore_tasks.shared.pretrained import load_tokenizer
 
 pytestmark = pytest.mark.programs
 
@@ -31,8 +30,7 @@ def trained(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     BertForMaskedLM(BertConfig(vocab_size=200, intermediate_size=48, **small)).save_pretrained(folder / "base")
-    for file in tokenizer_files(run_folder):
-        shutil.copy(file, folder / "base")
+    load_tokenizer("the run's", run_folder).save_pretrained(folder / "base")
     job = f"--model {folder}/base --data {run_folder.parent}/rows.jsonl {TRAINING} --out {folder}/run"
     assert main(["train", *job.split()]) == 0
     return folder
