@@ -101,8 +101,8 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
             facts[name]["unigram_perplexity"] = unigram_perplexity(counts=counts, common=common)
     said: list[str] = []
     if form == "messages":
-        rows = (part.rows for part in parts.values()) if not options.stream else [corpus]
-        said = [*ChatTemplate(tokenizer).warnings({"messages": []}), *dict.fromkeys(unread_keys(rows, tokenizer))]
+        read = [corpus] if options.stream else [part.rows for part in parts.values()]
+        said = [*ChatTemplate(tokenizer).warnings({"messages": []}), *dict.fromkeys(unread_keys(read, tokenizer))]
     return tokenizer, {"facts": facts, **placed, "form": form, "chat_template": said}
 
 
