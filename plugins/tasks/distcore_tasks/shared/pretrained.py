@@ -352,9 +352,9 @@ def _check_type(name: str, folder: Path) -> None:
     tree = read_config(name, folder)
     if not tree.get("auto_map"):
         return
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto import configuration_auto
 
-    is_known = tree["model_type"] in CONFIG_MAPPING_NAMES
+    is_known = tree["model_type"] in configuration_auto.CONFIG_MAPPING
     if problem := own_code_problem(tree, "config.json", "AutoConfig", is_known):
         raise ModelError(f"model {name}: {problem}")
 
