@@ -15,6 +15,7 @@ from distcore.distributed.process_group import join_process_group as join_proces
 from distcore.distributed.process_group import leave_process_group as leave_process_group
 from distcore.distributed.process_group import open_store as open_store
 from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
+from distcore.distributed.repeated_calls import RepeatedCalls as RepeatedCalls
 from distcore.errors import CheckpointError as CheckpointError
 from distcore.errors import ConfigError as ConfigError
 from distcore.errors import DataError as DataError

@@ -373,6 +373,16 @@ class TrainsTheFrozenModel(DDPStrategy):
 frozen: list[nn.Parameter] = []
 
 
+@mutant("surprise", "repeated-blocks-sent-once")
+class SendsAfterEachCall(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        for block in model.get_submodule("blocks").children():
+            block.register_full_backward_hook(lambda *_: dist.all_reduce(torch.zeros(1)) and None)
+        prepared: PreparedModel = super().wrap_model(run, model, make_optimizer)
+        return prepared
+
+
 @mutant("checkpoint", "frozen-not-saved")
 class SavesTheFrozenModel(DDPStrategy):
     @hookimpl

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 
 from distcore import (
@@ -26,6 +26,7 @@ from distcore_accelerate.backend import Backend
 from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.precision import DTYPES, mixed_precision, move_unsharded, results_in_fp32
 from distcore_accelerate.settings import Settings, Tree
+from distcore_accelerate.sharded_state import ShardedState
 from distcore_accelerate.tracing import TracedShards
 from distcore_accelerate.wrapping import choose_layers
 
@@ -126,8 +127,8 @@ class Sharded(Backend):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
-        sync = dtensors.GradientSync(sharded)
-        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=sync)
+        state = ShardedState.of_training(sharded)
+        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=state)
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         """Return the unsharded model in the precision of the run."""
@@ -135,9 +136,18 @@ class Sharded(Backend):
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Average gradients after the last micro-batch only."""
-        sync: dtensors.GradientSync = run.strategy_state
-        sync.tell(last)
+        state: ShardedState = run.strategy_state
+        state.sync.tell(last)
+        if run.accumulation > 1:
+            state.calls.begin(last)
         return _NOTHING
+
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add the gradients of the scalar ``loss``, after which none is left unsent; return it detached."""
+        share = super().backward(run, loss)
+        state: ShardedState = run.strategy_state
+        state.calls.finish()
+        return share
 
 
 def _names(value: Any) -> Any:

@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager
 from types import SimpleNamespace
 
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from distcore import OptimizerFactory, PreparedModel, Run, hookimpl
 from distcore_accelerate.backend import Backend
 from distcore_accelerate.precision import mixed_precision, results_in_fp32
+from distcore_accelerate.sharded_state import ShardedState
 from distcore_accelerate.wrapping import choose_layers
 
 
@@ -37,9 +38,15 @@ class TracedShards:
         choose_layers(accelerator.state.fsdp_plugin, model)
         sharded = fsdp2_prepare_model(accelerator, model)
         optimizer = make_optimizer(sharded) if make_optimizer else None
-        return PreparedModel(model=results_in_fp32(run, sharded), optimizer=optimizer, state=sharded)
+        state = ShardedState.of_training(sharded)
+        return PreparedModel(model=results_in_fp32(run, sharded), optimizer=optimizer, state=state)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Run the backend's ``accumulate``."""
         return self._backend.accumulate(run, last)
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Run the backend's ``backward``."""
+        return self._backend.backward(run, loss)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -31,11 +31,13 @@ from distcore import (
     OptimizerFactory,
     PreparedModel,
     RankInfo,
+    RepeatedCalls,
     Run,
     RunConfig,
     WeightStream,
     World,
     build_in_parts,
+    defaults,
     dtensors,
     hookimpl,
     join_process_group,
@@ -60,6 +62,16 @@ def _from_fsdp1(name: object) -> object:
 Sharding = Annotated[Literal["full", "grad", "hybrid", "none"], BeforeValidator(_from_fsdp1)]
 Count = Annotated[int, Field(ge=0)]
 Dtype = Literal["fp32", "precision"]
+
+
+@dataclass(frozen=True)
+class FSDPState:
+    """The strategy's state for a model that trains."""
+
+    sync: dtensors.GradientSync
+    """Tells units when to send gradients."""
+    calls: RepeatedCalls
+    """The calls of the units in the forward pass that is under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,18 +199,29 @@ class FSDPStrategy:
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             checkpoint_activations(units.values(), self.activation_checkpointing)
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
-        optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=model, optimizer=optimizer, state=dtensors.GradientSync(root))
+        if make_optimizer is None:
+            return PreparedModel(model=model, optimizer=None)
+        state = FSDPState(dtensors.GradientSync(root), RepeatedCalls(model, register_fsdp_forward_method))
+        return PreparedModel(model=model, optimizer=make_optimizer(model), state=state)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Send gradients after the last micro-batch only."""
         if run.accumulation > 1:
-            sync: dtensors.GradientSync = run.strategy_state
-            sync.tell(last)
+            state: FSDPState = run.strategy_state
+            state.sync.tell(last)
+            state.calls.begin(last)
             if self._reshard_options():  # gather parameters once per step, not once per micro-batch
-                sync.model.set_reshard_after_backward(last)
+                state.sync.model.set_reshard_after_backward(last)
         return _NO_CONTEXT
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Run the default, after which no gradient is left unsent."""
+        share = defaults.backward(run, loss)
+        state: FSDPState = run.strategy_state
+        state.calls.finish()
+        return share
 
     def _allocate(self, model: nn.Module, device: torch.device) -> None:
         """Give the shards memory, which may be main memory, and buffers that of the device, where they are used."""

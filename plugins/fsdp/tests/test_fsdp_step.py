@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,12 +21,12 @@ pytestmark = pytest.mark.ranks
 CONFIG = RunConfig(device="cpu", lr=0.1)
 
 
-def a_run(strategy, accumulation=1):
+def a_run(strategy, accumulation=1, build=None):
     """A run of a small model over all ranks; the strategy has joined them."""
     torch.manual_seed(0)
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategy.setup(CONFIG, rank_info)
-    source = ModelSource(build=small, meta_model=small)
+    source = ModelSource(build=build or small, meta_model=build or small)
     built = strategy.build_model(CONFIG, world, source)
     model = built.model
     run = Run(
@@ -82,6 +83,56 @@ def collectives(sharding, micro_batches):
     return counted.names
 
 
+class Siamese(nn.Module):
+    """Calls its blocks twice, beside or behind each other; or for nothing a third time."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+
+    def embed(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, x):
+        first = self.embed(x)
+        second = self.embed(first if self.way == "behind" else 2 * x)
+        if self.way == "unused":
+            self.embed(3 * x)
+        return first + second
+
+
+def sent_for(way):
+    """Collectives of a step of three micro-batches, and elements of the gradient that are no plain sum over ranks."""
+
+    def siamese():
+        torch.manual_seed(0)
+        return Siamese(way)
+
+    run = a_run(strategy := FSDPStrategy(wrap="blocks.*"), accumulation=3, build=siamese)
+    torch.manual_seed(run.world.rank)
+    plain, micro_batches = siamese(), torch.randn(3, 2, 4)
+    with Collectives() as counted:
+        for index, micro_batch in enumerate(micro_batches):
+            with strategy.accumulate(run, last=index == 2):
+                strategy.backward(replace(run, scaler=None), run.model(micro_batch).square().sum())
+    other = 0
+    for micro_batch in micro_batches:
+        plain(micro_batch).square().sum().backward()
+    for mine, parameter in zip(run.model.parameters(), plain.parameters(), strict=True):
+        dist.all_reduce(parameter.grad)
+        other += int((mine.grad.full_tensor() != parameter.grad / run.world.size).sum())
+    return counted.names["_reduce_scatter_base_"], other
+
+
+def sent_for_all(ways):
+    sent = {way: sent_for(way) for way in ways}
+    dist.destroy_process_group()
+    return sent
+
+
 class Collectives(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -129,3 +180,8 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all():
 def test_gradients_travel_once_a_step_and_kept_parameters_too(sharding, gathers):
     for counts in launch(collectives, sharding, 4, nproc=2):
         assert counts == {"_allgather_base_": gathers, "_reduce_scatter_base_": 3}
+
+
+def test_gradients_of_blocks_that_are_called_twice_travel_once_too():
+    for sent in launch(sent_for_all, ["beside", "behind", "unused"], nproc=2):
+        assert sent == dict.fromkeys(sent, (3, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distcore import dtensors
+from distcore import RepeatedCalls, dtensors
 from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.stages import Stages
 from distcore_mesh.tensor_layout import TensorLayout
@@ -22,3 +22,5 @@ class MeshState:
     """The pipeline stages of this rank; ``None`` without a pipeline."""
     sync: dtensors.GradientSync | None = None
     """Tells units when to send gradients; ``None``: nothing is sharded or replicated."""
+    calls: RepeatedCalls | None = None
+    """The calls of units in the forward pass that is under way; ``None`` without units, and in a pipeline."""

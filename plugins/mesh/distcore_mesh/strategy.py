@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -21,6 +21,7 @@ from distcore import (
     OptimizerFactory,
     PreparedModel,
     RankInfo,
+    RepeatedCalls,
     Run,
     RunConfig,
     SavedState,
@@ -173,8 +174,13 @@ class MeshStrategy(MeshOptions):
         if stages is not None:
             install_stages(model, stages)
         optimizer = make_optimizer(model) if make_optimizer else None
-        sync = dtensors.GradientSync(model) if isinstance(model, FSDPModule) else None
-        return PreparedModel(model=model, optimizer=optimizer, state=MeshState(layout, sequence_split, stages, sync))
+        sync, calls = None, None
+        if isinstance(model, FSDPModule) and optimizer is not None:
+            sync = dtensors.GradientSync(model)
+            # A pipeline runs forward passes before the backward passes of earlier ones: none can be told apart.
+            calls = RepeatedCalls(model, register_fsdp_forward_method) if stages is None else None
+        state = MeshState(layout, sequence_split, stages, sync, calls)
+        return PreparedModel(model=model, optimizer=optimizer, state=state)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
@@ -182,7 +188,18 @@ class MeshStrategy(MeshOptions):
         state: MeshState = run.strategy_state
         if run.accumulation > 1 and state.sync is not None:
             state.sync.tell(last)
+            if state.calls is not None:
+                state.calls.begin(last)
         return _NO_CONTEXT
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Run the default, after which no gradient is left unsent."""
+        share = defaults.backward(run, loss)
+        state: MeshState = run.strategy_state
+        if state.calls is not None:
+            state.calls.finish()
+        return share
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:

@@ -40,6 +40,17 @@ def collectives_per_step(lab: Lab) -> Measured:
 
 
 @law("surprise")
+def repeated_blocks_sent_once(lab: Lab) -> Measured:
+    """Gradients of blocks that a forward pass calls twice are sent as often as those of blocks that it calls once."""
+    if lab.world.shards < lab.world.size:
+        raise Skip("ranks also share layers or sequences, and communicate in each call of a block")
+    rows = 10 * lab.global_batch
+    once, twice = (_sums(lab.job(Problem(rows=rows, repeated=repeated))) for repeated in (False, True))
+    note = f"sums over ranks in {STEPS} steps: {twice} of blocks that are called twice, {once} of others"
+    return Measured(error=max(0, twice - once), bound=EXACT, note=note)
+
+
+@law("surprise")
 def frozen_same_after(lab: Lab) -> Measured:
     """After training, a frozen model answers as before, bit for bit; a rank holds no more of it than of the other."""
     needs_calls(lab)
@@ -71,6 +82,11 @@ def imports_no_other_strategy(lab: JobLab) -> Measured:
     if isinstance(modules, str):
         return Measured(error=float("inf"), bound=EXACT, note=modules)
     return Measured(error=len(modules), bound=EXACT, note=f"foreign modules: {', '.join(modules) or 'none'}")
+
+
+def _sums(job: Job) -> int:
+    """Return how many collectives of some steps sum over ranks, whether each rank gets the whole sum or a part."""
+    return sum(count for name, count in _collectives(job).items() if "reduce" in name)
 
 
 def _collectives(job: Job) -> Counter[str]:

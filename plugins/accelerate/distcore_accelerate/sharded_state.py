@@ -1,0 +1,24 @@
+"""The state of a model that Accelerate shards, from hook to hook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from distcore import RepeatedCalls, dtensors
+
+
+@dataclass(frozen=True)
+class ShardedState:
+    """The backend's state for a model that trains."""
+
+    sync: dtensors.GradientSync
+    """Tells layers when to send gradients."""
+    calls: RepeatedCalls
+    """The calls of the layers in the forward pass that is under way."""
+
+    @classmethod
+    def of_training(cls, root: FSDPModule) -> ShardedState:
+        """Return the state of a model before its first step."""
+        return cls(dtensors.GradientSync(root), RepeatedCalls(root, register_fsdp_forward_method))  # type: ignore[arg-type]  # it is a module
