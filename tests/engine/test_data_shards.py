@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from distcore import Capabilities, RankInfo, Run, RunConfig, World, hookimpl, launch, load_config
+from torch import Tensor
+
+from distcore import Capabilities, RankInfo, Run, RunConfig, World, defaults, hookimpl, launch, load_config
 from distcore.errors import AgreementError, ConfigError
 from distcore.resolve.world_size import data_shards
 from distcore.testing.problem import Problem
@@ -32,6 +34,11 @@ class Pairs(DDPStrategy):
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         world: World = super().setup(config, rank_info)
         return replace(world, shard=world.rank // 2, shards=world.size // 2, is_shard_leader=world.rank % 2 == 0)
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Send half of what both ranks of a pair have, since the ranks add all."""
+        return defaults.backward(run, loss / 2) * 2
 
 
 class BothSpeak(Pairs):

@@ -121,7 +121,7 @@ class NeverSynchronizes(Plain):
 class AveragesOnMainRankOnly(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        average_gradients(run, keep=run.world.is_main)
+        sum_gradients(run, keep=run.world.is_main)
         return defaults.step(run, clip)
 
 
@@ -154,7 +154,7 @@ class ClipsBeforeSynchronizing(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         norm = defaults.clip_gradients(optimizer_of(run), clip)
-        average_gradients(run)
+        sum_gradients(run)
         defaults.step(run, Clip(norm=None))
         return StepResult(grad_norm=norm)
 
@@ -491,7 +491,7 @@ class ForgetsOnePlayer(FindsUnused):
 class AveragesNotBeforeTheStep(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        average_gradients(run)
+        sum_gradients(run)
         return defaults.step(run, clip)
 
 
@@ -553,7 +553,7 @@ class StopsSynchronizingLater(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         if steps_of(run) < 10:
-            average_gradients(run)
+            sum_gradients(run)
         return defaults.step(run, clip)
 
 
@@ -669,13 +669,13 @@ class SkipsAlone(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         if run.scaler is None:
-            average_gradients(run)
+            sum_gradients(run)
             return defaults.step(run, clip)
         run.scaler.unscale_(optimizer_of(run))
         for parameter in run.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.nan_to_num_(0, 0, 0)
-        average_gradients(run)
+        sum_gradients(run)
         norm = defaults.clip_gradients(optimizer_of(run), clip)
         run.scaler.step(optimizer_of(run))
         run.scaler.update()
@@ -699,7 +699,7 @@ class AveragesRowsOnly(Plain):
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        average_gradients(run, rows=True)
+        sum_gradients(run, rows=True)
         return defaults.step(run, clip)
 
 
@@ -775,7 +775,7 @@ class AveragesWithItsPartner(Plain):
                 every = [torch.empty_like(parameter.grad) for _ in range(run.world.size)]
                 dist.all_gather(every, parameter.grad)
                 pair = every[run.world.rank // 2 * 2 :][:2]
-                parameter.grad.copy_(torch.stack(pair).mean(0))
+                parameter.grad.copy_(torch.stack(pair).sum(0))
         return defaults.step(run, clip)
 
 
@@ -795,13 +795,13 @@ def optimizer_of(run: Run) -> torch.optim.Optimizer:
     return run.optimizer
 
 
-def average_gradients(run: Run, keep: bool = True, rows: bool = False) -> None:
+def sum_gradients(run: Run, keep: bool = True, rows: bool = False) -> None:
     for parameter in run.module.parameters():
         if parameter.grad is not None and (parameter.dim() or not rows):
-            mean = parameter.grad.clone()
-            dist.all_reduce(mean)
+            total = parameter.grad.clone()
+            dist.all_reduce(total)
             if keep:
-                parameter.grad.copy_(mean / run.world.size)
+                parameter.grad.copy_(total)
 
 
 def subject(make: Callable[[], object], *cases: str, nproc: int = 2) -> Subject:

@@ -24,7 +24,7 @@ from distcore import (
     footprint,
 )
 from distcore_accelerate.backend import Backend
-from distcore_ddp import TracedBuckets, check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp import TracedBuckets, check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets, sum_hook
 
 _NOTHING = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
@@ -40,6 +40,7 @@ class Replicated(Backend):
         find_unused = self.options.find_unused
         return Capabilities(
             spec_version=3,
+            gradients="sum",
             devices=frozenset({"cpu", "cuda"}),
             other_optimizers="all",
             phases=find_unused,
@@ -82,6 +83,7 @@ class Replicated(Backend):
                 return PreparedModel(model=prepared, optimizer=make_optimizer(model))
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
         prepared.broadcast_buffers = has_state_in_buffers(model)
+        prepared.register_comm_hook(None, sum_hook())
         if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
             rebuild_gradient_buckets(prepared, prepared.module)
         return PreparedModel(model=prepared, optimizer=make_optimizer(model), state=prepared)

@@ -80,6 +80,7 @@ class Sharded(Backend):
         """Declare sharded parameters and the strategy's own precision; no fp16."""
         return Capabilities(
             spec_version=3,
+            gradients="sum",
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16"}),
             optimizers=frozenset({"adamw", "adamw8bit", "muon"}),

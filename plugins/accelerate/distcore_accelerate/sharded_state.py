@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
@@ -19,6 +20,10 @@ class ShardedState:
     """The calls of the layers in the forward pass that is under way."""
 
     @classmethod
-    def of_training(cls, root: FSDPModule) -> ShardedState:
-        """Return the state of a model before its first step."""
-        return cls(dtensors.GradientSync(root), RepeatedCalls(root, register_fsdp_forward_method))  # type: ignore[arg-type]  # it is a module
+    def of_training(cls, root: Any) -> ShardedState:
+        """Return the state of a model before its first step, which adds gradients over ranks and divides nothing."""
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        return cls(dtensors.GradientSync(root), RepeatedCalls(root, register_fsdp_forward_method))

@@ -64,6 +64,7 @@ class ZeRO(Backend):
         """Declare the capabilities of the user's stage and scheduler."""
         return Capabilities(
             spec_version=3,
+            gradients=self.user.gradients,
             devices=frozenset({"cpu", "cuda"}),
             other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,

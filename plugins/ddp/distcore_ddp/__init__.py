@@ -4,7 +4,8 @@ Other plugins that wrap a model in torch's DistributedDataParallel may import th
 """
 
 from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp.sums import sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
-__all__ = ["TracedBuckets", "check_gradients_averaged", "has_state_in_buffers", "rebuild_gradient_buckets"]
+__all__ = ["TracedBuckets", "check_gradients_averaged", "has_state_in_buffers", "rebuild_gradient_buckets", "sum_hook"]
 __version__ = "0.1.0"

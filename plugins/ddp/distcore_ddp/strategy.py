@@ -25,7 +25,7 @@ from distcore import (
     hookimpl,
     join_process_group,
 )
-from distcore_ddp.compression import compression_hook
+from distcore_ddp.sums import sum_hook
 from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
 from distcore_ddp.traced_buckets import TracedBuckets
 
@@ -70,6 +70,7 @@ class DDPStrategy:
         """A step all-reduces gradients and broadcasts buffers; ``find_unused`` adds a mask of used parameters."""
         return Capabilities(
             spec_version=3,
+            gradients="sum",
             other_optimizers="all",
             phases=self.find_unused,
             why_not_phases=NEEDS_FIND_UNUSED,
@@ -127,8 +128,7 @@ class DDPStrategy:
             find_unused_parameters=self.find_unused,
         )
         wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
-        if self.compression != "none":
-            wrapped.register_comm_hook(None, compression_hook(self.compression))
+        wrapped.register_comm_hook(None, sum_hook(self.compression))
         # A dummy backward pass makes torch regroup buckets now. A static graph would record that pass, and with
         # find_unused torch never regroups.
         if not (self.static_graph or self.find_unused):

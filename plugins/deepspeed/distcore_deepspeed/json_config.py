@@ -76,6 +76,13 @@ class UserConfig:
         return self.default_stage if stage in (None, AUTO) else int(stage)
 
     @property
+    def gradients(self) -> Literal["mean", "sum"]:
+        """How the gradients of ranks are combined: added where DeepSpeed can, since a mean of three ranks rounds."""
+        if self.stage == 3 or self.get(f"{ZERO}.zenflow") is not None or self.get("compile.deepcompile"):
+            return "mean"  # all that DeepSpeed has there
+        return "mean" if self.get("gradient_allreduce_op") == "mean" else "sum"
+
+    @property
     def forward_cost(self) -> float:
         """The overhead of one extra micro-batch at this stage, for ``Capabilities.forward_cost``."""
         # Stage 2 reduces gradients in every micro-batch: measured on a CPU with bert-mini, two ranks. Stage 3 also

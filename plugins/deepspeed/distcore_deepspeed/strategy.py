@@ -73,6 +73,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         user = self.user_config
         return Capabilities(
             spec_version=3,
+            gradients=user.gradients,
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),

@@ -101,7 +101,7 @@ class FSDPStrategy:
     ``--precision``. That halves the traffic, and also rounds embeddings and normalizations, which autocast leaves in
     fp32."""
     reduce_dtype: Dtype = "fp32"
-    """Dtype in which gradients are averaged over ranks. ``precision``: the dtype of ``--precision``, which halves the
+    """Dtype in which gradients are summed over ranks. ``precision``: the dtype of ``--precision``, which halves the
     traffic and rounds gradients."""
     cpu_offload: bool = False
     """Keep the shards of parameters, gradients and optimizer state in main memory, and run the optimizer there."""
@@ -118,6 +118,7 @@ class FSDPStrategy:
         """The declaration: of replicated shards ranks that are left may hold all."""
         return Capabilities(
             spec_version=3,
+            gradients="sum",
             optimizers=frozenset(
                 {"adamw", "adamw8bit", "muon"}
             ),  # adamw8bit needs whole rows only, and muon gathers its matrices
@@ -191,6 +192,7 @@ class FSDPStrategy:
         options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         in_order = [fully_shard(module, **options) for module in units.values()][::-1]
         root = fully_shard(model, **options)
+        sum_gradients(root)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         if values is not None:
@@ -257,6 +259,17 @@ class FSDPStrategy:
 
     def _offload(self, world: World) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
+
+
+def sum_gradients(root: FSDPModule) -> None:
+    """Have a sharded model add gradients over ranks, and not divide the sum.
+
+    A division by a number of ranks that is no power of two rounds every gradient once more.
+    """
+    for module in root.modules():  # type: ignore[attr-defined]  # it is an nn.Module, too
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # not a multiplication by 1 on the way
 
 
 def _set_prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:

@@ -1,4 +1,4 @@
-"""``horovod``: the whole model on every rank, gradients averaged by Horovod while they are computed."""
+"""``horovod``: the whole model on every rank, gradients summed by Horovod while they are computed."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class HorovodStrategy:
 
     tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"groups": 4})
 
-    op: Op = "average"
-    """How gradients are combined. ``sum`` and ``average`` train in the same way: the core scales the loss for either.
+    op: Op = "sum"
+    """How gradients are combined. ``sum`` and ``average`` train in the same way: the core scales the loss for either,
+    but an average over ranks that are no power of two rounds once more.
     ``adasum`` combines optimizer steps instead of gradients."""
     compression: Literal["none", "fp16"] = "none"
     """Send gradients in half precision: half the traffic, but rounded. Laws 2 and 3 and parts of law 5 do not apply."""
@@ -179,7 +180,7 @@ class HorovodStrategy:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Wait for the averaged gradients, then clip and step. Earlier, each rank would clip its own gradients."""
+        """Wait for the summed gradients, then clip and step. Earlier, each rank would clip its own gradients."""
         optimizer = _optimizer(run)
         with lost_peers():
             if self.op == "adasum":  # steps first, then combines the steps of all ranks
