@@ -30,7 +30,7 @@ STRATEGIES: list[Any] = [
 
 
 def elements_that_are_no_sum(folder: Path, strategy: str, options: dict[str, Any]) -> tuple[int, int]:
-    """How many elements of a step's gradient are no sum of what the ranks have, in any order; and how many there are."""
+    """Elements of a step's gradient that are no sum of what the ranks have, in any order; and all of them."""
     config = RunConfig(strategy=strategy, strategy_options=options, nproc=RANKS, device="cpu")
     with lab_of(Subject(config=config, cases=()), folder) as lab:
         # Without a first beta the first moment is the gradient.
@@ -53,13 +53,15 @@ def elements_that_are_no_sum(folder: Path, strategy: str, options: dict[str, Any
 def own_share(module: nn.Module, rows: Any, indices: np.ndarray, items: int) -> dict[str, list[float]]:
     """The gradient of these rows' share of the mean loss, in plain PyTorch."""
     model = copy.deepcopy(module).train()
-    (Problem().loss(model, rows.batch(indices)) * (1 / items)).backward()  # type: ignore[no-untyped-call]
+    (Problem().loss(model, rows.batch(indices)) * (1 / items)).backward()
     return {name: p.grad.flatten().tolist() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("strategy", "options"), STRATEGIES)
-def test_the_gradient_of_three_ranks_is_the_sum_of_theirs(strategy: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_gradient_of_three_ranks_is_the_sum_of_theirs(
+    strategy: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     for other, total in launch(elements_that_are_no_sum, tmp_path, strategy, options, nproc=RANKS):
         assert total > 1000
         assert other == 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from torch import Tensor
 
 from distcore import Capabilities, RankInfo, Run, RunConfig, World, defaults, hookimpl, launch, load_config

@@ -24,7 +24,13 @@ from distcore import (
     footprint,
 )
 from distcore_accelerate.backend import Backend
-from distcore_ddp import TracedBuckets, check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets, sum_hook
+from distcore_ddp import (
+    TracedBuckets,
+    check_gradients_averaged,
+    has_state_in_buffers,
+    rebuild_gradient_buckets,
+    sum_hook,
+)
 
 _NOTHING = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"

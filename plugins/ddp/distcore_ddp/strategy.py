@@ -25,8 +25,8 @@ from distcore import (
     hookimpl,
     join_process_group,
 )
-from distcore_ddp.sums import sum_hook
 from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp.sums import sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
 _NO_CONTEXT = nullcontext()

@@ -78,9 +78,9 @@ class UserConfig:
     @property
     def gradients(self) -> Literal["mean", "sum"]:
         """How the gradients of ranks are combined: added where DeepSpeed can, since a mean of three ranks rounds."""
-        if self.stage == 3 or self.get(f"{ZERO}.zenflow") is not None or self.get("compile.deepcompile"):
-            return "mean"  # all that DeepSpeed has there
-        return "mean" if self.get("gradient_allreduce_op") == "mean" else "sum"
+        is_given = self.get("gradient_allreduce_op") is not None
+        has_only_means = self.stage == 3 or self.get(f"{ZERO}.zenflow") is not None or self.get("compile.deepcompile")
+        return "mean" if is_given or has_only_means else "sum"
 
     @property
     def forward_cost(self) -> float:

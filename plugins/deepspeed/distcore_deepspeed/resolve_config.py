@@ -68,7 +68,9 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always, because DeepSpeed's default clips at 1.0
         *(Setting(f"{name}.enabled", config.precision == name, "precision") for name in ("bf16", "fp16")),
         Setting("torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"),
-        Setting("gradient_allreduce_op", user.gradients, "the strategy's sum or mean over ranks", "match"),
+        # A user who asks for the sum of all ranks' means is refused: the loss is scaled so that both are the mean.
+        Setting("gradient_allreduce_op", "mean", "the strategy's mean over ranks", "match"),
+        Setting("gradient_allreduce_op", user.gradients, "", "default"),
         Setting("managed_gradient_accumulation", True, "the loop's accumulation", "match"),
         Setting("data_efficiency.enabled", False, "the sampler of distcore", "match"),
         Setting("hybrid_engine.enabled", False, "the training of distcore", "match"),
