@@ -83,10 +83,10 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
                 masks.rows = None
             if progress.step < checked_until:
                 check_weights(run, hooks, progress.step + 1)
-            if run.scheduler is not None:
+            if run.scheduler is not None and not result.skipped:
                 run.scheduler.step()
             progress = advance(progress, rows, plan)
-            if run.ema is not None:
+            if run.ema is not None and not result.skipped:
                 averages.update(run, hooks, progress.step)
             run.tally.muted = False  # it is after padding, which says nothing about what a listener logs
             hooks.on_step_end(run, progress, result)

@@ -122,7 +122,7 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
         return [p for name, p in run.module.named_parameters() if name in trained and name not in names[phase]]
 
     def update(micros: list[tuple[MicroBatch, Batch]], with_loss: WithLoss) -> tuple[Tensor, StepResult]:
-        shares, norms = [], []
+        shares, norms, skipped = [], [], []
         for phase, loss in losses.items():
             reshard(run.module)  # an evaluation gathers them, and the optimizer steps the shards
             others = idle(phase)
@@ -133,12 +133,14 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
             finally:
                 for parameter in others:
                     parameter.requires_grad_(True)
-            norms.append(hooks.step(run, run.config.clip).grad_norm)
+            result = hooks.step(run, run.config.clip)
+            norms.append(result.grad_norm)
+            skipped.append(result.skipped)
             run.tally.muted = False
             items = run.tally.items
             run.log(phase, shares[-1] * items, items * run.loss_multiplier / run.world.shards)
         known = [norm for norm in norms if norm is not None]
         norm = total_norm(known) if len(known) == len(norms) else None
-        return torch.stack(shares).sum(), StepResult(grad_norm=norm)
+        return torch.stack(shares).sum(), StepResult(grad_norm=norm, skipped=all(skipped))
 
     return update

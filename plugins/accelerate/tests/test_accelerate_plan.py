@@ -25,6 +25,7 @@ DEVICES = frozenset({"cpu", "cuda"})
 def test_ddp_declares_what_it_can() -> None:
     declared = Capabilities(
         spec_version=3,
+        gradients="sum",
         devices=DEVICES,
         other_optimizers="all",
         why_not_phases=NEEDS_FIND_UNUSED,
@@ -44,6 +45,7 @@ def test_fsdp2_declares_what_it_can_and_its_stand_in_the_same() -> None:
     strategy = AccelerateStrategy(backend="fsdp2")
     assert strategy.capabilities == Capabilities(
         spec_version=3,
+        gradients="sum",
         devices=DEVICES,
         precisions=frozenset({"fp32", "bf16"}),
         optimizers=frozenset({"adamw", "adamw8bit", "muon"}),

@@ -24,6 +24,7 @@ def test_each_option_declares_the_laws_that_it_gives_up() -> None:
 def test_it_declares_what_it_can() -> None:
     declared = Capabilities(
         spec_version=3,
+        gradients="sum",
         other_optimizers="all",
         why_not_phases=NEEDS_FIND_UNUSED,
         own_steps=True,

@@ -94,7 +94,8 @@ def step(run: Run, clip: Clip) -> StepResult:
         return StepResult(grad_norm=norm)
     with explain_overflow():
         engine.step()
-    return StepResult(grad_norm=None if clip.norm is None else engine.get_global_grad_norm())
+    norm = None if clip.norm is None else engine.get_global_grad_norm()
+    return StepResult(grad_norm=norm, skipped=bool(getattr(engine.optimizer, "overflow", False)))
 
 
 class StepHooks:

@@ -81,6 +81,7 @@ def test_half_precision_halves_what_is_gathered_and_averaged() -> None:
 def test_it_declares_what_it_can(sharding: Any, alone: bool) -> None:
     assert FSDPStrategy(sharding=sharding).capabilities == Capabilities(
         spec_version=3,
+        gradients="sum",
         optimizers=frozenset({"adamw", "adamw8bit", "muon"}),
         other_optimizers="elementwise",
         shards_parameters=True,

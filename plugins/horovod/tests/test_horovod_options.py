@@ -47,6 +47,7 @@ def test_it_declares_what_it_can() -> None:
     unused = {"unused-parameters": strategy.NEEDS_FIND_UNUSED}
     declared = Capabilities(
         spec_version=3,
+        gradients="sum",
         devices=frozenset({"cpu", "cuda"}),
         other_optimizers="all",
         why_not_phases=strategy.NEEDS_FIND_UNUSED,
@@ -68,11 +69,11 @@ def test_it_declares_what_it_can() -> None:
     steps = {"other_optimizers": "none", "why_not_phases": "adasum is not a mean", "saves_alone": False}
     made: dict[Any, dict[str, Any]] = {
         strategy.HorovodStrategy(): {},
-        strategy.HorovodStrategy(op="sum", find_unused=True): {"gradients": "sum", "phases": True, "exempt": {}},
+        strategy.HorovodStrategy(op="average", find_unused=True): {"gradients": "mean", "phases": True, "exempt": {}},
         strategy.HorovodStrategy(groups=0): {"deterministic": False, "exempt": unused | by_timing},
         strategy.HorovodStrategy(compression="fp16"): {"exempt": in_half},
         strategy.HorovodStrategy(op="adasum", find_unused=True): {
-            **steps, "exempt": dict.fromkeys(inexact, "adasum is not a mean")
+            **steps, "gradients": "mean", "exempt": dict.fromkeys(inexact, "adasum is not a mean")
         },
     }  # fmt: skip
     for each, changes in made.items():

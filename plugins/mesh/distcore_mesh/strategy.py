@@ -218,8 +218,8 @@ class MeshStrategy(MeshOptions):
             if not (layout.replica or dtensors.is_replica(gradient)) and (layout.rank == 0 or name in layout.splits)
         }
         norm = clip_gradients(local, clip, counted, run.world.device)
-        defaults.step(run, Clip(norm=None, value=None))
-        return StepResult(grad_norm=norm)
+        result = defaults.step(run, Clip(norm=None, value=None))
+        return replace(result, grad_norm=norm)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:

@@ -126,6 +126,8 @@ class StepResult:
 
     grad_norm: Tensor | None = None
     """Global L2 norm of the gradient before clipping, a scalar tensor; ``None`` if it was not computed."""
+    skipped: bool = False
+    """True if fp16 gradients overflowed, so that no weight was changed: schedule and averaged weights do not go on."""
 
 
 class LossScale(Protocol):

@@ -82,13 +82,16 @@ def step(run: Run, clip: Clip) -> StepResult:
     if run.scaler:
         run.scaler.unscale_(run.optimizer)
     norm = clip_gradients(run.optimizer, clip)
+    skipped = False
     if run.scaler:
+        scale_before = run.scaler.get_scale()
         run.scaler.step(run.optimizer)
         run.scaler.update()
+        skipped = run.scaler.get_scale() < scale_before  # the scaler falls after an overflow, and then only
     else:
         run.optimizer.step()
     run.optimizer.zero_grad()
-    return StepResult(grad_norm=norm)
+    return StepResult(grad_norm=norm, skipped=skipped)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
