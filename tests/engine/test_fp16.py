@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,34 @@ def test_ranks_skip_the_same_overflowing_steps(tmp_path: Path) -> None:
     assert ranks[0] == ranks[1]
     assert ranks[0][0] == 2.0**17, "the first step was to overflow"
     assert ranks[0][-1] == ranks[0][-2], "the last was not to"
+
+
+def test_a_step_that_is_skipped_is_counted_and_said_and_nothing_else_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    averaged: list[int] = []
+    monkeypatch.setattr("distcore.engine.loop.averages.update", lambda run, hooks, step: averaged.append(step))
+    linear: dict[str, Any] = {"schedule": {"name": "linear"}, "ema": {"decay": 0.5}, "log_every": 1, "save_every": 5}
+    with caplog.at_level("WARNING", logger="distcore"):
+        scales = half("single", tmp_path, 2.0**20, checkpoints={"keep_last": 3}, **linear)
+    before = [2.0**20, *scales]
+    skipped = [step for step in range(1, STEPS + 1) if before[step] < before[step - 1]]
+    stepped = [step for step in range(1, STEPS + 1) if step not in skipped]
+    assert 2 <= len(skipped) < STEPS - 2, "some steps were to overflow, and not all"
+    assert averaged == stepped
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "train/lr" in line]
+    for line in logged:
+        gone = sum(step <= line["step"] for step in stepped)
+        assert line["train/lr"] == pytest.approx(0.01 * (1 - gone / STEPS))
+        assert line["train/skipped_steps"] == line["step"] - gone
+    assert json.loads((tmp_path / "report.json").read_text())["skipped_steps"] == len(skipped)
+    said = [record.message for record in caplog.records if record.message.startswith("fp16: 1 of the last 1 steps")]
+    assert len(said) == len(skipped)
+    half("single", tmp_path / "again", 0, resume=str(tmp_path / "checkpoints/step-00000005"), **linear)
+    again = (tmp_path / "again/metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line).get("train/lr") for line in again]
+    assert [rate for rate in rates if rate is not None] == [line["train/lr"] for line in logged if line["step"] > 5]
 
 
 @pytest.mark.programs

@@ -258,7 +258,8 @@ def check_frozen(frozen: Mapping[str, BaseModelRef], job_state: dict[str, Any], 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
     """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is damaged."""
     with _report_malformed(path):
-        return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
+        saved = {"skipped": 0} | job_state["progress"]  # checkpoints of 0.1 lack that count
+        return Progress(**{field.name: _count(saved[field.name]) for field in fields(Progress)})
 
 
 def saved_judgment(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
@@ -319,7 +320,7 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
         if not all(0 <= rate < math.inf for rate in rates):
             raise ValueError("a learning rate is negative or not a number")
     if isinstance(run.scheduler, LambdaLR):
-        rates = set_schedule_step(run.scheduler, progress.step)
+        rates = set_schedule_step(run.scheduler, progress.step - progress.skipped)
     # Constant rates that the user changed for this run stay; a schedule was already set from the config above.
     constant = run.scheduler is None and changed
     if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:

@@ -50,6 +50,7 @@ def finish(
         "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
         **run.facts,  # type: ignore[typeddict-item]  # the facts have keys of the report
         "steps": progress.step,
+        "skipped_steps": progress.skipped,
         "samples": progress.samples,
         "measured_since": meter.began.step,
         "train_seconds": meter.seconds,

@@ -85,7 +85,7 @@ def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: 
                 check_weights(run, hooks, progress.step + 1)
             if run.scheduler is not None and not result.skipped:
                 run.scheduler.step()
-            progress = advance(progress, rows, plan)
+            progress = advance(progress, rows, plan, result.skipped)
             if run.ema is not None and not result.skipped:
                 averages.update(run, hooks, progress.step)
             run.tally.muted = False  # it is after padding, which says nothing about what a listener logs
@@ -187,7 +187,7 @@ def seed_step(run: Run, step: int, masks: RowMasks | None) -> None:
     seed(run.world.device, (mixed + run.world.shard * 0x94D049BB133111EB) & (2**63 - 1))
 
 
-def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
+def advance(progress: Progress, rows: int, plan: BatchPlan, skipped: bool = False) -> Progress:
     """Return the progress after one more optimizer step, on ``rows`` rows."""
     ended = progress.step_in_epoch + 1 == plan.steps
     return Progress(
@@ -195,4 +195,5 @@ def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
         epoch=progress.epoch + ended,
         step_in_epoch=0 if ended else progress.step_in_epoch + 1,
         samples=progress.samples + rows,
+        skipped=progress.skipped + skipped,
     )

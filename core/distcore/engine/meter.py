@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from distcore.distributed.devices import peak_memory
 from distcore.plugin.strategy.contract import Progress, Run, StepResult
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.tally import Wish
+
+log = logging.getLogger("distcore")
 
 
 class Meter:
@@ -76,11 +79,25 @@ class Meter:
             "peak_memory_bytes": peak_memory(run.world.device),
         }
         record |= means
+        if run.loss_scale is not None:
+            record["skipped_steps"] = progress.skipped
+            self._say_skipped(run, progress)
         if result.grad_norm is not None:
             record["grad_norm"] = float(result.grad_norm)
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
         self._loss_before, self._items = 0.0, 0
         return record, requests > 0, wishes
+
+    def _say_skipped(self, run: Run, progress: Progress) -> None:
+        """Say how many steps since the last record changed no weight."""
+        skipped, steps = progress.skipped - self._last.skipped, progress.step - self._last.step
+        if skipped and run.loss_scale is not None:
+            scale = run.loss_scale.state_dict()["scale"]
+            log.warning(
+                "fp16: %d of the last %d steps overflowed and changed no weight, and the schedule waited; "
+                "the loss scale is now %g",
+                skipped, steps, scale,
+            )  # fmt: skip
 
     def find_lost(self, run: Run, hooks: Hooks, progress: Progress) -> None:
         """Look for losses that are not finite among those that were not looked at yet; every rank calls."""

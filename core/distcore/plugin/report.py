@@ -41,6 +41,8 @@ class Report(TypedDict):
     """First ``steps`` proved equal to one plain process, with differences by kind; or 0, and ``why``."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
+    skipped_steps: int
+    """Of these steps, those that changed no weight, since fp16 gradients overflowed."""
     samples: int
     """Rows of these steps, over all ranks."""
     measured_since: int

@@ -118,6 +118,8 @@ class Progress:
     """Optimizer steps done in the current epoch."""
     samples: int = 0
     """Rows trained on; a row counts again in each epoch."""
+    skipped: int = 0
+    """Of the optimizer steps, those that changed no weight, since fp16 gradients overflowed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
