@@ -19,7 +19,6 @@ from distcore import (
     RunConfig,
     StrategyError,
     World,
-    dtensors,
     nearest,
 )
 from distcore_accelerate.backend import Backend
