@@ -66,7 +66,7 @@ Dtype = Literal["fp32", "precision"]
 
 @dataclass(frozen=True)
 class FSDPState:
-    """The strategy's state for a model that trains."""
+    """The strategy's state for one model."""
 
     sync: dtensors.GradientSync
     """Tells units when to send gradients."""
@@ -201,10 +201,9 @@ class FSDPStrategy:
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             checkpoint_activations(units.values(), self.activation_checkpointing)
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
-        if make_optimizer is None:
-            return PreparedModel(model=model, optimizer=None)
+        optimizer = make_optimizer(model) if make_optimizer else None
         state = FSDPState(dtensors.GradientSync(root), RepeatedCalls(model, register_fsdp_forward_method))
-        return PreparedModel(model=model, optimizer=make_optimizer(model), state=state)
+        return PreparedModel(model=model, optimizer=optimizer, state=state)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:

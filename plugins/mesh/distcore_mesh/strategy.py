@@ -176,7 +176,7 @@ class MeshStrategy(MeshOptions):
             install_stages(model, stages)
         optimizer = make_optimizer(model) if make_optimizer else None
         sync, calls = None, None
-        if isinstance(model, FSDPModule) and optimizer is not None:
+        if isinstance(model, FSDPModule):
             sync = dtensors.GradientSync(model)
             # A pipeline runs forward passes before the backward passes of earlier ones: none can be told apart.
             calls = RepeatedCalls(model, register_fsdp_forward_method) if stages is None else None
