@@ -78,6 +78,18 @@ class GradientSync:
         unit.set_requires_gradient_sync(self._last, recurse=False)
 
 
+def sum_gradients(model: nn.Module) -> None:
+    """Have the sharded units of ``model`` add gradients over ranks, and not divide the sum.
+
+    A division by a number of ranks that is no power of two rounds every gradient once more.
+    """
+    unit: Any
+    for unit in model.modules():
+        if hasattr(unit, "set_gradient_divide_factor"):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # not a multiplication by 1 on the way
+
+
 def reshard(model: nn.Module) -> None:
     """Free the parameters that a forward pass without backward has left gathered.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.fsdp import register_fsdp_forward_method
 
 from distcore import RepeatedCalls, dtensors
 
@@ -22,8 +22,5 @@ class ShardedState:
     @classmethod
     def of_training(cls, root: Any) -> ShardedState:
         """Return the state of a model before its first step, which adds gradients over ranks and divides nothing."""
-        for module in root.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+        dtensors.sum_gradients(root)
         return cls(dtensors.GradientSync(root), RepeatedCalls(root, register_fsdp_forward_method))

@@ -192,7 +192,7 @@ class FSDPStrategy:
         options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         in_order = [fully_shard(module, **options) for module in units.values()][::-1]
         root = fully_shard(model, **options)
-        sum_gradients(root)
+        dtensors.sum_gradients(root)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         if values is not None:
@@ -258,17 +258,6 @@ class FSDPStrategy:
 
     def _offload(self, world: World) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
-
-
-def sum_gradients(root: FSDPModule) -> None:
-    """Have a sharded model add gradients over ranks, and not divide the sum.
-
-    A division by a number of ranks that is no power of two rounds every gradient once more.
-    """
-    for module in root.modules():  # type: ignore[attr-defined]  # it is an nn.Module, too
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # not a multiplication by 1 on the way
 
 
 def _set_prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:

@@ -39,7 +39,6 @@ from distcore import (
     return_large_blocks,
 )
 from distcore_fsdp import units as fsdp_units
-from distcore_fsdp.strategy import sum_gradients
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.context_parallel import SplitSequences, split_sequences
 from distcore_mesh.memory import mesh_memory
@@ -243,8 +242,8 @@ class MeshStrategy(MeshOptions):
             cast_forward_inputs=False,
         )
         for module in (*units.values(), model):
-            root = fully_shard(module, mesh=mesh, mp_policy=policy)
-        sum_gradients(root)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        dtensors.sum_gradients(model)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
 
