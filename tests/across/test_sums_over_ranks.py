@@ -21,6 +21,7 @@ RANKS = 3
 STRATEGIES: list[Any] = [
     pytest.param("ddp", {}, marks=pytest.mark.needs("distcore-ddp")),
     pytest.param("fsdp", {}, marks=pytest.mark.needs("distcore-fsdp")),
+    pytest.param("mesh", {"shard": 3}, marks=[pytest.mark.needs("distcore-mesh"), pytest.mark.slow]),
     pytest.param("horovod", {}, marks=[pytest.mark.needs("distcore-horovod"), pytest.mark.slow]),
     pytest.param("accelerate", {}, marks=[pytest.mark.needs("distcore-accelerate"), pytest.mark.slow]),
     pytest.param("deepspeed", {"stage": 0}, marks=[pytest.mark.needs("distcore-deepspeed"), pytest.mark.slow]),

@@ -77,6 +77,7 @@ class MeshStrategy(MeshOptions):
         """The declaration for these options: the ranks of a data shard depend on ``tp``, ``cp`` and ``pp``."""
         return Capabilities(
             spec_version=3,
+            gradients="sum",
             precisions=frozenset({"fp32", "bf16"}),
             other_optimizers="elementwise",
             ranks_per_shard=self.tp * self.cp * self.pp,

@@ -148,7 +148,8 @@ def half_used_in_a_rank(folder):
                     x = torch.full((2, 4), number + 1.0, dtype=torch.bfloat16 if precision == "bf16" else None)
                     run.model(x).sum().backward()
                 named = model.named_parameters()
-                gradients.append({n: whole_of(p.grad) for n, p in named if p.grad is not None})
+                sent = 1 if strategy is None else lab.world.size  # every rank has the same rows, and all are added
+                gradients.append({n: whole_of(p.grad) / sent for n, p in named if p.grad is not None})
             results[name, use] = gradients
     return results
 
