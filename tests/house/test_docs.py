@@ -7,108 +7,36 @@ those, the ``distcore train`` in them is checked by ``--dry-run``.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from published_pages import ROOT, RUN_HERE, blocks, lines, name_of, program, run, run_page, workshop
 
 from distcore.cli.main import main
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
 from distcore.plugin.strategy.hookspecs import Operations
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
          *sorted(ROOT.glob("plugins/*/README.md"))]  # fmt: skip
 PUBLISHED = ROOT / "tests/house/published_commands.md"
 """Commands of tutorials, as commands of ours, with the files that they read."""
 PAGES.append(PUBLISHED)
 TASKS = ROOT / "docs/tasks.md"
-BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
-RUN_HERE = ("distcore", "torchrun", "python")
-"""Programs whose commands run in the page's own folder, in the order of the page."""
 SEEN_ELSEWHERE = ("make", "pip", "distcore-horovod")
 """Programs whose commands the tests below look at, or tests of their own: the set-up, and Horovod's build."""
-SEPARATELY = (
-    (" check ", "the contract tests measure the laws for every strategy"),
-    ("--compile regions", "a C++ compiler takes minutes; test_compile_strategies.py runs it"),
-    ("--strategy localsgd", "test_distributions.py installs that package and runs it"),
-    ("distcore tune --data reviews.jsonl --model bert-tiny --budget 10", "docs/tune.md has one of half a minute"),
-    ("python benchmarks/", "they take minutes to hours; below they say what they are"),
-)
-SHORT = {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def blocks(page: Path, language: str) -> Iterator[str]:
-    yield from (body for kind, body in BLOCK.findall(page.read_text()) if kind == language)
-
-
-def lines(page: Path, language: str) -> list[str]:
-    """The commands of the page's blocks, comments and line breaks taken out."""
-    joined = "\n".join(re.sub(r"\\\n\s*", "", block) for block in blocks(page, language))
-    return [line.partition("  #")[0].strip() for line in joined.splitlines() if line and not line.startswith("#")]
-
-
-def program(command: str) -> str:
-    return command.lstrip("(").split(" ")[0]
+OF_OTHERS = ("pillow", "pytest", "sacrebleu")
+"""Libraries that a page has its reader install, since no install line of ours brings them."""
 
 
 def commands(*programs: str) -> list[tuple[str, str]]:
     """Page and command for every line of a shell block that starts with one of these programs."""
     return [(name_of(page), line) for page in PAGES for line in lines(page, "sh") if program(line) in programs]
-
-
-def workshop(folder: Path, page: Path) -> Path:
-    """Fill ``folder`` with the data that all pages speak of, and the files that this one shows."""
-    folder.mkdir(parents=True)
-    rows = [{"text": f"{word} {number}", "label": label} for number in range(40)
-            for word, label in (("good wonderful", "like"), ("bad awful", "dislike"))]  # fmt: skip
-    for name in ("reviews.jsonl", "held-out.jsonl"):
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    new = [{"id": f"r-{number}", "text": f"good or bad {number}"} for number in range(20)]
-    (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
-    (folder / "my_accelerate.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
-    stars = [f"{row['text']},{5 if row['label'] == 'like' else 1}" for row in rows]
-    (folder / "reviews.csv").write_text("\n".join(["review,stars", *stars]) + "\n")
-    for body in (*blocks(page, "python"), *blocks(page, "yaml")):
-        if named := re.match(r"# (\S+\.(?:py|yaml|json))\n", body):
-            (folder / named[1]).write_text(body)
-    for name in ("examples", "plugins"):
-        (folder / name).symlink_to(ROOT / name)
-    return folder
-
-
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=os.environ | SHORT, capture_output=True, text=True, timeout=600
-    )
-
-
-def run_page(page: Path, folder: Path) -> list[str]:
-    """Run the page's commands one after the other; say which failed."""
-    if "horovod" in page.parts and importlib.util.find_spec("horovod") is None:
-        return []
-    failed = []
-    workshop(folder, page)
-    for command in lines(page, "sh"):
-        if program(command) in RUN_HERE and not any(part in command for part, _ in SEPARATELY):
-            done = run(command, folder)
-            if done.returncode:
-                failed.append(f"{name_of(page)}: {command}\n{done.stdout}{done.stderr}")
-    return failed
 
 
 FIRST_READ = [ROOT / "README.md", ROOT / "plugins/fsdp/README.md"]
@@ -195,18 +123,25 @@ def test_make_targets_exist(page: str, command: str) -> None:
 
 @pytest.mark.parametrize(("page", "command"), commands("pip"))
 def test_what_pip_installs_is_there(page: str, command: str) -> None:
-    """A folder of this checkout, or an extra of a wheel; test_distributions.py builds them all and installs some."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    """A folder of this checkout, an extra of a wheel (test_distributions.py builds and installs some), or a library."""
     words = [word for word in shlex.split(command)[2:] if not word.startswith("--") and word != "dist"]
     assert words
     for word in words:
         source, _, extra = word.rstrip("]").partition("[")
         if source.startswith("."):
             assert (ROOT / source / "pyproject.toml").is_file(), word
-        else:
-            assert source == "distcore"
-            assert extra in extras
+        elif source == "distcore":
+            assert extra in extras_of(ROOT)
             assert "--find-links" in command, "no package index has it"
+        else:
+            assert source in OF_OTHERS, word
+
+
+def extras_of(folder: Path) -> dict[str, list[str]]:
+    """Return the extras of a distribution with what each brings."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project.get("optional-dependencies", {})
+    return extras
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)

@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from environments import environment, shell, site_packages
-
-ROOT = Path(__file__).parents[2]
+from environments import environment, from_wheels, newest_python, shell, site_packages
+from published_pages import ROOT, lines, program
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +35,29 @@ def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return site_packages(home)
 
     return packages
+
+
+@pytest.fixture(scope="session")
+def readme_environment(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], Path]:
+    """A function that answers with an environment that README's install line has made, one of each kind.
+
+    ``checkout``: as the line stands there; ``wheels`` and ``wheels-newest``: from wheels, for this Python and for the
+    newest one of this machine.
+    """
+
+    @cache
+    def make(kind: str) -> Path:
+        python = newest_python() if kind.endswith("newest") else sys.executable
+        if python is None:
+            pytest.skip(f"no Python behind {sys.version_info.major}.{sys.version_info.minor} is on this machine")
+        home = environment(tmp_path_factory.mktemp(kind) / "environment", python)
+        shell("pip install torch", home)
+        (line,) = (line for line in lines(ROOT / "README.md", "sh") if program(line) == "pip")
+        if kind.startswith("wheels"):
+            line = from_wheels(line, request.getfixturevalue("distributions"))
+        shell(line, home)
+        return home
+
+    return make

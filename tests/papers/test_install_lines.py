@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from environments import environment, later_pythons, shell
+from environments import environment, newest_python, shell
+from published_pages import ROOT, run_commands, workshop
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/quickstart.md", "core/README.md")]
 PAGES += sorted(ROOT.glob("plugins/*/README.md"))
 NAMED = sorted(
@@ -26,6 +27,9 @@ LARGE = ("ray",)
 """Extras that bring what is too large to be fetched for a test."""
 SOURCES = ("deepspeed", "horovod")
 """Extras that bring a package which has no wheel."""
+BROUGHT_BY_NONE = ("accelerate", "datasets", "peft", "PIL")
+"""Packages that the environment of the tests has, and that README's line does not bring."""
+SMALL = "--max-seq-len 16 --global-batch-size 8 --max-steps 2 --device cpu"
 
 pytestmark = [pytest.mark.programs, pytest.mark.timeout(1800)]
 
@@ -41,13 +45,9 @@ def lines() -> dict[str, Path]:
     return pages
 
 
-def newest() -> str | None:
-    """Newest Python that the metadata names and that starts here; ``None`` if that is this one."""
-    return next(iter(later_pythons([minor for minor in reversed(NAMED) if minor > sys.version_info.minor])), None)
-
-
 @pytest.mark.parametrize(
-    "find", [pytest.param(lambda: sys.executable, id="this"), pytest.param(newest, id="newest", marks=pytest.mark.slow)]
+    "find",
+    [pytest.param(lambda: sys.executable, id="this"), pytest.param(newest_python, id="newest", marks=pytest.mark.slow)],
 )  # the newest Python may get a torch for CUDA, of 6 GB
 @pytest.mark.parametrize(
     "line",
@@ -57,17 +57,46 @@ def newest() -> str | None:
     ],
 )
 def test_an_install_line_needs_nothing_beside_it(
-    distributions: Path, torch_of: Callable[[str], Path], tmp_path: Path, line: str, find: Callable[[], str | None]
+    distributions: Path,
+    torch_of: Callable[[str], Path],
+    readme_environment: Callable[[str], Path],
+    tmp_path: Path,
+    line: str,
+    find: Callable[[], str | None],
 ) -> None:
     python = find()
     if python is None:
         pytest.skip(f"of the Pythons up to {NEWEST} only {sys.version_info.major}.{sys.version_info.minor} is here")
-    home = environment(tmp_path / "environment", python, torch_of(python))
-    shell(line.replace("--find-links dist", f"--find-links {distributions}"), home)
+    if python == sys.executable and str(lines()[line].relative_to(ROOT)) in ALWAYS:
+        home = readme_environment("checkout")
+    else:
+        home = environment(tmp_path / "environment", python, torch_of(python))
+        shell(line.replace("--find-links dist", f"--find-links {distributions}"), home)
     shell("distcore --help", home, tmp_path)
     strategies = shell("distcore strategies", home, tmp_path)
     for name in re.findall(r"plugins/(ddp|fsdp|mesh|deepspeed|accelerate)\b", line):
         assert name in strategies
+
+
+@pytest.mark.ranks
+def test_a_folder_of_ours_trains_on_two_ranks_with_what_the_install_line_brings(
+    readme_environment: Callable[[str], Path], tmp_path: Path
+) -> None:
+    home, folder = readme_environment("checkout"), workshop(tmp_path / "page", ROOT / "README.md")
+    absent = f"import importlib.util as u; assert not any(map(u.find_spec, {BROUGHT_BY_NONE}))"
+    train = f"distcore train --data reviews.jsonl {SMALL}"
+    commands = (
+        f'python -c "{absent}"',
+        f"{train} --model bert-tiny --out first",
+        "distcore checkpoint export first --to folder",
+        f"{train} --model folder --strategy ddp --nproc 2 --out replicated",
+        f"{train} --model folder --strategy fsdp --nproc 2 --out sharded",
+        "distcore plan --data reviews.jsonl --model folder --strategies ddp,fsdp --nproc 2",
+        "distcore eval sharded --strategy ddp --nproc 2 --device cpu",
+    )
+    assert not run_commands(ROOT / "README.md", folder, commands, home / "bin")
+    kept = [json.loads((folder / out / "report.json").read_text()) for out in ("replicated", "sharded")]
+    assert kept[0]["evaluation"]["loss"] == pytest.approx(kept[1]["evaluation"]["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -47,3 +48,17 @@ def later_pythons(minors: list[int]) -> list[str]:
                 pythons.append(python)
                 break
     return pythons
+
+
+def newest_python() -> str | None:
+    """Return the newest Python that the metadata names and that starts here; ``None`` if that is this one."""
+    named = re.findall(r"Python :: 3\.(\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    later = sorted((int(minor) for minor in named if int(minor) > sys.version_info.minor), reverse=True)
+    return next(iter(later_pythons(later)), None)
+
+
+def from_wheels(line: str, distributions: Path) -> str:
+    """Return an install line that takes wheels of that folder where this one takes folders of the checkout."""
+    words = [word for word in line.split() if word not in (".", "./core")]
+    named = (re.sub(r"^\./plugins/", "distcore-", word) for word in words[2:])
+    return f"pip install --find-links {distributions} distcore {' '.join(named)}"
