@@ -1,14 +1,15 @@
-"""Plant hangs in real ranks, and count those that the watchdog names; then a run with jitter, without a false alarm.
+"""Plant hangs in real ranks: each is named by the watchdog, and ends; then a run with jitter, without an alarm.
 
     python benchmarks/hangs.py [--kinds NAME …] [--limit 4] [--jitter-minutes 120]
 
 Each kind is a run of three ranks under ``ddp`` over gloo, in which rank 1 (of one kind, rank 0) does something else in
 step 6. It is named rightly if the watchdog's first line names this rank and what it does, at most 15 s after the limit.
+The run then gets SIGTERM, and has to end within 15 s; the table has the seconds, and the step that the others saved.
 The run with jitter has sleeps of up to half of the limit in data, forward passes and callbacks of all ranks, with
 evaluations and saves. Ranks whose collectives differ in shape or dtype alone do not hang over gloo, which ends one of
 them at once.
 
-Bounds: all kinds but one are named rightly; no alarm with jitter.
+Bounds: all kinds but one are named rightly; all that are named end; no alarm with jitter.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from distcore import Datasets, Direction, Progress, Run, RunConfig, StepResult, 
 RANKS, ODD, STEP, WIDTH = 3, 1, 6, 16
 LATE = 15.0
 """Seconds after the limit in which a hang must be named."""
+ENDS = 15.0
+"""Seconds after SIGTERM in which a hang that was named must end."""
 START = 120.0
 """Seconds until the hang is planted, at most."""
 LONG = 600.0
@@ -255,8 +258,23 @@ def run(kind: str | None, jitter: float, limit: float, out: Path, steps: int) ->
     train(load_config(None, settings | more), Job(kind, jitter, out, steps))
 
 
-def measure(kind: str, limit: float) -> tuple[bool, float, str]:
-    """Return whether a kind was named rightly, the seconds from the limit to the line, and the line."""
+class Measured(NamedTuple):
+    """How a hang was named, and how it ended."""
+
+    is_right: bool
+    """Whether the line names the odd rank and its doing, in time."""
+    late: float
+    """Seconds from the limit to the line."""
+    ending: float
+    """Seconds from SIGTERM to the end of the run; infinite for one that had to be killed."""
+    saved: str
+    """The newest checkpoint."""
+    line: str
+    """The watchdog's."""
+
+
+def measure(kind: str, limit: float) -> Measured:
+    """Plant a hang, wait for its line, and stop the run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--run", kind, "--limit", str(limit), "--out", folder]
         with start(command) as process:
@@ -267,11 +285,16 @@ def measure(kind: str, limit: float) -> tuple[bool, float, str]:
             at = float(planted.read_text()) if planted.exists() else time.time()
             while not lines.alarms and process.poll() is None and time.time() < at + limit + LATE:
                 time.sleep(0.05)
-            late = time.time() - at - limit
+            late, stopped = time.time() - at - limit, time.time()
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2 * ENDS)
+            ending = time.time() - stopped if process.poll() is not None else float("inf")
             end(process)
+        saved = sorted(path.name for path in Path(folder, "run/checkpoints").glob("step-*"))
     line = lines.alarms[0] if lines.alarms else "nothing; last: " + (lines.all[-1] if lines.all else "")
     is_right = re.search(rf"watchdog: rank {KINDS[kind].rank} .*{KINDS[kind].says}", line) is not None
-    return is_right and late <= LATE, late, line
+    return Measured(is_right and late <= LATE, late, ending, saved[-1] if saved else "nothing", line)
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
@@ -331,16 +354,19 @@ def main() -> None:
         jitter = given.limit / 2 if given.run == "jitter" else 0.0
         run(None if jitter else given.run, jitter, given.limit, given.out, 10**6 if jitter else 1000)
         return
-    print("| kind | named | s after the limit | line |\n|---|---|---|---|", flush=True)
-    rights = 0
+    columns = ("kind", "named", "s after the limit", "s from SIGTERM to the end", "saved", "line")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    rights = ended = 0
     for kind in given.kinds:
-        is_right, late, line = measure(kind, given.limit)
-        rights += is_right
-        print(f"| {kind} | {'yes' if is_right else 'NO'} | {late:.1f} | {line} |", flush=True)
+        done = measure(kind, given.limit)
+        rights, ended = rights + done.is_right, ended + (done.ending <= ENDS)
+        named = "yes" if done.is_right else "NO"
+        print(f"| {kind} | {named} | {done.late:.1f} | {done.ending:.1f} | {done.saved} | {done.line} |", flush=True)
     print(f"named rightly: {rights} of {len(given.kinds)} (bound: all but one)")
+    print(f"ended in time: {ended} of {len(given.kinds)} (bound: all)")
     wrong = false_alarms(given.jitter_minutes, given.limit) if given.jitter_minutes else 0
     print(f"alarms in {given.jitter_minutes:g} minutes of jitter: {wrong} (bound: 0)")
-    sys.exit(rights < len(given.kinds) - 1 or wrong > 0)
+    sys.exit(rights < len(given.kinds) - 1 or ended < len(given.kinds) or wrong > 0)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,17 @@ from distcore.jobs.export import export_checkpoint as export_checkpoint
 from distcore.jobs.export_proof import Proof as Proof
 from distcore.jobs.logs import set_up_logging as set_up_logging
 from distcore.jobs.train import check as check
+from distcore.jobs.train import what_is_saved as what_is_saved
 from distcore.launchers.processes.contexts import handle_stop_signals as handle_stop_signals
 from distcore.launchers.processes.contexts import raise_on_sigterm as raise_on_sigterm
 from distcore.launchers.processes.contexts import silence_torchelastic as silence_torchelastic
 from distcore.launchers.processes.cores import crowding_warning as crowding_warning
 from distcore.launchers.processes.cores import threads_chosen as threads_chosen
 from distcore.launchers.processes.cores import threads_per_rank as threads_per_rank
+from distcore.launchers.processes.failures import exit_now as exit_now
 from distcore.launchers.processes.failures import one_line as one_line
 from distcore.launchers.processes.log_files import close_stderr as close_stderr
+from distcore.launchers.processes.rank import record_killed as record_killed
 from distcore.model.averages import use_average as use_average
 from distcore.model.compiling import missing_compiler as missing_compiler
 from distcore.model.model_source import model_source as model_source

@@ -179,19 +179,25 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 @contextmanager
 def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
-    from distcore.engine.fit import how_to_go_on
-    from distcore.resolve.run_folder import has_checkpoint
-
-    out = Path(str(config.out))
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:  # the latter where ranks were stopped before they trained
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else error.code
         if code not in (INTERRUPTED, StoppedError().exit_code):
             raise
-        saved = f"nothing was saved: {out} has no checkpoint yet" if out.exists() else "nothing was saved"
-        saved = how_to_go_on(config) if has_checkpoint(out) else saved
-        raise StoppedError(f"{'interrupted' if code == INTERRUPTED else 'stopped'}; {saved}", code) from None
+        how = "interrupted" if code == INTERRUPTED else "stopped"
+        raise StoppedError(f"{how}; {what_is_saved(config)}", code) from None
+
+
+def what_is_saved(config: RunConfig) -> str:
+    """Return, for a run that was stopped, the command that continues it, or that nothing was saved."""
+    from distcore.engine.fit import how_to_go_on
+    from distcore.resolve.run_folder import has_checkpoint
+
+    out = Path(str(config.out))
+    if has_checkpoint(out):
+        return how_to_go_on(config)
+    return f"nothing was saved: {out} has no checkpoint yet" if out.exists() else "nothing was saved"
 
 
 def _train_here(resolved: Resolved) -> Report:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from distcore.files import write_atomically
-from distcore.launchers.processes.failures import Failure, exit_now, run_and_record
+from distcore.launchers.processes.failures import Failure, exit_now, one_line, run_and_record
 from distcore.launchers.processes.log_files import log_to_file
 from distcore.launchers.processes.start_method import die_with
 
@@ -65,6 +66,16 @@ def have_failed_by_themselves() -> bool:
     """Return True if a rank of this machine has reported an error of its own; a record comes before the end of it."""
     failures = read_failures(Path(os.environ[RECORDS])) if RECORDS in os.environ else {}
     return any(failure.kind == "error" for failure in failures.values())
+
+
+def record_killed(rank: int, cause: str) -> None:
+    """Have distcore's launcher say ``cause`` of a rank of this machine that is about to be ended, as if by a signal.
+
+    Its peers have not failed, and may save what they hold.
+    """
+    if RECORDS in os.environ:
+        failure = Failure(rank=rank, kind="signal", cause=one_line(cause), when=time.time())
+        write_atomically(Path(os.environ[RECORDS], f"failed-{rank}.json"), json.dumps(asdict(failure)))
 
 
 def is_finished(records: Path, rank: int) -> bool:

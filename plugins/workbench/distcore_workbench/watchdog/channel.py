@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -28,6 +29,17 @@ POLL = 0.2
 
 class SilentStoreError(Exception):
     """The store does not answer, or has gone."""
+
+
+class EndOrder(NamedTuple):
+    """What ranks are told where a hang that was named ends the run."""
+
+    ranks: Sequence[int]
+    """Those that the others wait for: they end at once."""
+    line: str
+    """Who they are, as the user has read it."""
+    is_stop: bool
+    """Whether a signal asked for it; else the hang is a failure."""
 
 
 class Channel:
@@ -49,6 +61,7 @@ class Channel:
             lambda: TCPStore(*where, is_master=False, timeout=patience, wait_for_workers=False)
         )
         self._heard = self._count(f"{ROOT}/asked", 0)
+        self._stops_before = self._count(f"{ROOT}/stops", 0)  # of an earlier attempt in the same store
         self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", process()))
 
     def heard(self) -> int | None:
@@ -70,6 +83,28 @@ class Channel:
             return None
         self._heard = self._count(f"{ROOT}/asked", 1)
         return self._heard
+
+    def tell_stop(self) -> None:
+        """Tell the other ranks that this one was asked to stop: a signal may have reached it alone."""
+        self._count(f"{ROOT}/stops", 1)
+
+    def is_stopping(self) -> bool:
+        """Return True if a rank was asked to stop."""
+        return self._count(f"{ROOT}/stops", 0) > self._stops_before
+
+    def tell_end(self, order: EndOrder) -> bool:
+        """Tell all ranks to end; return False if another rank asks something at this moment."""
+        number = self._heard + 1
+        if self._count(f"{ROOT}/asker-{number}", 1) > 1:
+            return False
+        self._do(lambda: self._store.set(f"{ROOT}/{number}/end", json.dumps(order)))
+        self._heard = self._count(f"{ROOT}/asked", 1)
+        return True
+
+    def end_order(self, number: int) -> EndOrder | None:
+        """Return the order that was told as this question; ``None`` for a question where ranks are."""
+        key = f"{ROOT}/{number}/end"
+        return EndOrder(*json.loads(self._do(lambda: self._store.get(key)))) if self._has([key]) else None
 
     def answers(self, number: int, pause: float) -> dict[int, Situation]:
         """Wait for the answers of the other ranks, which look every ``pause`` seconds; return those that came."""

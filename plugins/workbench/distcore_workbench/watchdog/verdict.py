@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import psutil
 
@@ -16,28 +17,42 @@ ProcessOf = Callable[[int], str]
 """Returns machine and number of a rank's process, with a space between; empty if they are not known."""
 
 
-def verdict(ranks: Mapping[int, Situation], silent: Collection[int], process_of: ProcessOf) -> str:
-    """Return which rank is missing, ``silent`` being those that did not answer; empty if none is.
+class Verdict(NamedTuple):
+    """Who is missing."""
+
+    line: str = ""
+    """What the user reads; empty if no rank is missing."""
+    ranks: tuple[int, ...] = ()
+    """The ranks whose end lets the others go on."""
+    silent: tuple[int, ...] = ()
+    """Those of them that do not answer, and so cannot end by themselves."""
+
+
+def verdict(ranks: Mapping[int, Situation], silent: Collection[int], process_of: ProcessOf) -> Verdict:
+    """Return which rank is missing, ``silent`` being those that did not answer.
 
     A rank is missing that has not begun the collective in which others wait, or has begun another one there. Without
     a record of collectives it is the one that stands elsewhere.
     """
     if silent:
         gone = ", ".join(f"rank {rank} ({_state_of(process_of(rank))})" for rank in sorted(silent)[:SHOWN])
-        return f"{gone} does not answer; {_waiting(ranks.values())}"
+        gone_ranks = tuple(sorted(silent))
+        return Verdict(f"{gone} does not answer; {_waiting(ranks.values())}", gone_ranks, gone_ranks)
     groups = sorted({group for one in ranks.values() for group in one.groups})
     for group in groups:
-        if line := _different(ranks, group, process_of):
-            return line
+        if different := _different(ranks, group, process_of):
+            return different
     late = {group: _late(ranks, group) for group in groups}
     # Who waits in another group is late because of a third one, who is not waiting.
     free = [group for group in groups if any(not ranks[rank].waits_in for rank in late[group])]
     for group in [*free, *(group for group in groups if late[group])]:
         others = (one for rank, one in ranks.items() if rank not in late[group])
-        return f"{_doing(ranks, late[group], process_of, 'missing')}; {_waiting(others)}"
+        line = f"{_doing(ranks, late[group], process_of, 'missing')}; {_waiting(others)}"
+        return Verdict(line, tuple(late[group]))
     if all(one.waits_in for one in ranks.values()):
-        return f"all ranks wait in {ranks[min(ranks)].waits_in}: the link between them does not answer"
-    return "" if groups else _elsewhere(ranks, process_of)
+        line = f"all ranks wait in {ranks[min(ranks)].waits_in}: the link between them does not answer"
+        return Verdict(line, (max(ranks),))  # any of them: its end is what the others notice
+    return Verdict() if groups else _elsewhere(ranks, process_of)
 
 
 def _members(ranks: Mapping[int, Situation], group: str) -> dict[int, Sequence[Collective]]:
@@ -52,8 +67,8 @@ def _late(ranks: Mapping[int, Situation], group: str) -> list[int]:
     return [rank for rank, number in numbers.items() if number < max(numbers.values())]
 
 
-def _different(ranks: Mapping[int, Situation], group: str, process_of: ProcessOf) -> str:
-    """Return the line about ranks whose collective was another one than that of the others with the same number."""
+def _different(ranks: Mapping[int, Situation], group: str, process_of: ProcessOf) -> Verdict | None:
+    """Return the ranks whose collective was another one than that of the others with the same number."""
     members = _members(ranks, group)
     oldest = min((last[-1].number for last in members.values()), default=0)
     calls: defaultdict[str, list[int]] = defaultdict(list)
@@ -62,22 +77,23 @@ def _different(ranks: Mapping[int, Situation], group: str, process_of: ProcessOf
             if one.number == oldest:
                 calls[one.call].append(rank)
     if len(calls) < 2:
-        return ""
+        return None
     odd, others = _odd(calls.values())
     call = next(call for call, those in calls.items() if those is odd)
     doing = _doing(ranks, odd, process_of, f"in another collective, {call}, number {oldest},")
-    return f"{doing}; {_waiting(ranks[rank] for rank in others)}"
+    return Verdict(f"{doing}; {_waiting(ranks[rank] for rank in others)}", tuple(odd))
 
 
-def _elsewhere(ranks: Mapping[int, Situation], process_of: ProcessOf) -> str:
-    """Return the line about ranks that stand elsewhere than the others."""
+def _elsewhere(ranks: Mapping[int, Situation], process_of: ProcessOf) -> Verdict:
+    """Return the ranks that stand elsewhere than the others."""
     places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, one in ranks.items():
         places[one.inside, one.at].append(rank)
     if len(places) == 1:
-        return ""
+        return Verdict()
     odd, others = _odd(places.values())
-    return f"{_doing(ranks, odd, process_of, 'elsewhere')}; {_waiting(ranks[rank] for rank in others)}"
+    line = f"{_doing(ranks, odd, process_of, 'elsewhere')}; {_waiting(ranks[rank] for rank in others)}"
+    return Verdict(line, tuple(odd))
 
 
 def _odd(sets: Collection[list[int]]) -> tuple[list[int], list[int]]:

@@ -13,7 +13,8 @@ from typing import Literal
 
 from distcore import RankInfo
 from distcore.jobs import where
-from distcore_workbench.watchdog.channel import Channel, SilentStoreError, is_of_launcher, open_channel
+from distcore_workbench.watchdog.channel import Channel, EndOrder, SilentStoreError, is_of_launcher, open_channel
+from distcore_workbench.watchdog.ending import Ending
 from distcore_workbench.watchdog.situation import (
     EVALUATES,
     Situation,
@@ -24,7 +25,8 @@ from distcore_workbench.watchdog.situation import (
     stuck_in,
     write_stacks,
 )
-from distcore_workbench.watchdog.verdict import verdict
+from distcore_workbench.watchdog.stop_signals import StopSignals
+from distcore_workbench.watchdog.verdict import Verdict, verdict
 
 log = logging.getLogger("distcore")
 CHECKS_PER_LIMIT = 8
@@ -56,15 +58,26 @@ class Watch:
     """Looks at the thread of the run."""
 
     def __init__(
-        self, limit: float | Literal["auto"], signs: Signs, rank_info: RankInfo, folder: Path, thread: int
+        self,
+        limit: float | Literal["auto"],
+        signs: Signs,
+        rank_info: RankInfo,
+        folder: Path,
+        thread: int,
+        ending: Ending | None = None,
     ) -> None:
-        """``folder`` is for stacks, ``thread`` the run's."""
+        """``folder`` is for stacks, ``thread`` the run's; ``ending`` ends a hang that was named."""
         self._limit, self._signs, self._info, self._folder, self._thread = limit, signs, rank_info, folder, thread
         self._channel: Channel | None = None
         self._mark: object = None
         self._since = time.monotonic()
         self._longest = 0.0
         self._is_told = self._has_lost = False
+        self.stops = StopSignals()
+        """Signals that ask this process to stop."""
+        self._ending = ending or Ending(rank_info)
+        self._named: Verdict | None = None  # by this rank, which has not moved since
+        self._has_told_stop = False
 
     def connect(self) -> None:
         """Connect to the watchdogs of the other ranks, once all have joined."""
@@ -83,6 +96,7 @@ class Watch:
             try:
                 self._answer()
                 self._raise_alarm()
+                self._end_hang()
             except SilentStoreError:
                 self._lose()
             last += time.monotonic() - now  # answers take time
@@ -97,7 +111,7 @@ class Watch:
             return
         if self._signs.step > self._signs.start + 1:  # the first step starts much that later ones have
             self._longest = max(self._longest, now - self._since)
-        self._mark, self._since, self._is_told = mark, now, False
+        self._mark, self._since, self._is_told, self._named = mark, now, False, None
 
     def _limit_now(self) -> float:
         if self._limit != "auto":
@@ -107,7 +121,8 @@ class Watch:
 
     def _pause(self) -> float:
         pause = self._limit_now() / CHECKS_PER_LIMIT
-        return min(pause, PAUSE * max(1.0, self._info.size / MANY)) if self._info.size > 1 else pause
+        is_short = self._info.size > 1 or self._named is not None
+        return min(pause, PAUSE * max(1.0, self._info.size / MANY)) if is_short else pause
 
     def _disconnect(self) -> None:
         if self._channel is not None:
@@ -119,10 +134,36 @@ class Watch:
         self._has_lost = True
 
     def _answer(self) -> None:
-        """Answer the alarm of another rank, if there is a new one."""
-        if self._channel is not None and (number := self._channel.heard()) is not None:
-            self._is_told = True
-            self._channel.answer(number, self._look())
+        """Answer the alarm of another rank, or obey its order to end, if there is a new one."""
+        if self._channel is None or (number := self._channel.heard()) is None:
+            return
+        if order := self._channel.end_order(number):
+            self._ending.obey(order)
+            return
+        self._is_told = True
+        self._channel.answer(number, self._look())
+
+    def _end_hang(self) -> None:
+        """End the hang that this rank has named, if a signal has asked a rank to stop, or if hangs end the run.
+
+        A rank that was asked to stop tells the others: the one that has named the hang may not have been asked.
+        """
+        self._ending.check()
+        is_asked, channel = self.stops.is_asked(), self._channel
+        if is_asked and channel is not None and not self._has_told_stop:
+            channel.tell_stop()
+            self._has_told_stop = True
+        if (named := self._named) is None or self._ending.has_begun:
+            return
+        is_stop = is_asked or (channel is not None and channel.is_stopping())
+        order = EndOrder(named.ranks, named.line, is_stop)
+        if not (is_stop or self._ending.is_failure) or (channel is not None and not channel.tell_end(order)):
+            return
+        ranks = ", ".join(map(str, named.ranks))
+        log.error("%s", f"watchdog: ends {'rank' if len(named.ranks) == 1 else 'ranks'} {ranks}, which hangs")
+        if channel is not None:
+            self._ending.kill_silent(named.silent, channel.process_of, named.line)
+        self._ending.obey(order)
 
     def _look(self) -> Situation:
         """Return the place of this rank, and add its stacks to the run folder, which may be what does not answer."""
@@ -147,7 +188,7 @@ class Watch:
             self._lose()
             self._is_told = True
         if self._channel is None and not (stuck.f_code is EVALUATES and look(self._thread, 0, 0, 0.0).moves):
-            log.error("%s", self._alone(stuck))
+            self._name_itself(stuck)
 
     def _name_the_missing(self, channel: Channel, stuck: FrameType) -> bool:
         """Ask all ranks where they are, and name the one that is missing.
@@ -163,11 +204,19 @@ class Watch:
         if self._mark != mark:  # ranks did not answer at the same moment, so nothing follows from what they said
             return False
         silent = set(range(self._info.size)) - ranks.keys()
-        if line := verdict(dict(sorted(ranks.items())), silent, channel.process_of):
-            log.error("%s", f"watchdog: {line}; stacks in {self._folder}")
+        judged = verdict(dict(sorted(ranks.items())), silent, channel.process_of)
+        if judged.line:
+            log.error("%s", f"watchdog: {judged.line}; stacks in {self._folder}")
+            self._named = judged
         elif not all(one.moves for one in ranks.values()):
-            log.error("%s", self._alone(stuck))
+            self._name_itself(stuck)
         return True
+
+    def _name_itself(self, stuck: FrameType) -> None:
+        """Say where this rank is, where no other one can be named."""
+        line = self._alone(stuck)
+        log.error("%s", f"watchdog: {line}")
+        self._named = Verdict(line, (self._info.rank,))
 
     def _alone(self, stuck: FrameType) -> str:
         """Return the line of a rank that cannot ask the others."""
@@ -179,4 +228,4 @@ class Watch:
         likely = _LIKELY if machine else ""
         if self._has_lost and self._channel is None and not is_of_launcher():
             likely = "; rank 0 does not answer: it holds the store of the ranks, which does not answer either"
-        return f"watchdog: rank {rank} has been in {name_of(stuck)} {since}{of_rows}{likely}"
+        return f"rank {rank} has been in {name_of(stuck)} {since}{of_rows}{likely}"

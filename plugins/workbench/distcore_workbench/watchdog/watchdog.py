@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from distcore import ConfigError, MicroBatch, Progress, RankInfo, Run, RunConfig, Sampler, StepResult, World, hookimpl
+from distcore.jobs import what_is_saved
+from distcore_workbench.watchdog.ending import Ending
 from distcore_workbench.watchdog.watch import FIRST, Signs, Watch
 
 FOLDER = "hangs"
@@ -23,23 +26,35 @@ class Watchdog:
     or of rank 0, not by the process group. One line names the rank that is missing and what it does instead, and
     ``hangs/`` in the run folder gets the stacks of each rank. Without a store, as of ``horovod`` under MPI or Slurm,
     each rank tells of itself, as a single rank does.
+
+    A run whose hang was named ends within 15 s of SIGTERM or the first Ctrl-C: the missing rank is ended, and the
+    others save what they hold, as they do where a rank is killed.
     """
 
     limit: float | Literal["auto"] = FIRST
     """Seconds that a hook, or the forward and backward passes of one step, may take; 0: off; auto: 10 times the longest
     so far, at least 60, and 120 in the first steps."""
 
+    end: bool = False
+    """Whether a hang that was named ends the run as a failure, with exit status 3: ``--max-restarts`` then applies."""
+
     def __post_init__(self) -> None:
         if self.limit != "auto" and not self.limit >= 0:  # nor NaN
             raise ConfigError(f"extensions.watchdog.limit = {self.limit}: must be 0, which is off, or above")
+        if self.end and not self.limit:
+            raise ConfigError("extensions.watchdog.end: needs a limit above 0, after which a hang is named")
         self._over = threading.Event()
         self._signs = Signs()
+        self._watch: Watch | None = None
 
     @hookimpl(wrapper=True, tryfirst=True)
     def setup(self, config: RunConfig, rank_info: RankInfo) -> Generator[None, World, World]:
         """Start the watching thread, which connects to those of other ranks once all have joined."""
-        watch = Watch(self.limit, self._signs, rank_info, Path(str(config.out), FOLDER), threading.get_ident())
+        folder, thread = Path(str(config.out), FOLDER), threading.get_ident()
+        ending = Ending(rank_info, self.end, partial(what_is_saved, config))
+        watch = self._watch = Watch(self.limit, self._signs, rank_info, folder, thread, ending)
         if self.limit:
+            watch.stops.listen()
             threading.Thread(target=watch.run, args=(self._over,), name="distcore-watchdog", daemon=True).start()
         world = yield
         if self.limit:  # in a thread of its own: a store may be slow, and training need not wait for it
@@ -66,6 +81,8 @@ class Watchdog:
         """Stop the watching thread."""
         answer = yield
         self._over.set()
+        if self._watch is not None:
+            self._watch.stops.close()
         return answer
 
 

@@ -23,7 +23,7 @@ def at(rank: int, last: Collective | None = None, **more: Any) -> Situation:
 
 
 def named(*ranks: Situation, silent: tuple[int, ...] = ()) -> str:
-    return verdict({one.rank: one for one in ranks}, silent, lambda rank: f"node{rank} 10{rank}")
+    return verdict({one.rank: one for one in ranks}, silent, lambda rank: f"node{rank} 10{rank}").line
 
 
 def test_a_rank_that_has_not_begun_a_collective_is_missing() -> None:
@@ -65,10 +65,11 @@ def test_a_rank_that_left_out_a_collective_is_named_though_another_is_ahead() ->
 def test_a_rank_that_does_not_answer_is_named_with_its_process() -> None:
     assert named(at(0, SUM), silent=(1,)).startswith("rank 1 (process 101 on node1) does not answer; rank 0 waits in")
     here = f"{socket.gethostname()} {os.getpid()}"
-    assert f"(process {os.getpid()} on {socket.gethostname()}: running)" in verdict(
-        {0: at(0, SUM)}, [1], lambda _: here
+    assert (
+        f"(process {os.getpid()} on {socket.gethostname()}: running)"
+        in verdict({0: at(0, SUM)}, [1], lambda _: here).line
     )
-    assert "rank 1 (never heard of) does not answer" in verdict({0: at(0, SUM)}, [1], lambda _: "")
+    assert "rank 1 (never heard of) does not answer" in verdict({0: at(0, SUM)}, [1], lambda _: "").line
 
 
 def test_a_dead_link_is_named_where_all_wait_in_the_same() -> None:

@@ -103,5 +103,5 @@ def test_a_sampler_that_is_counted_comes_back_alone_from_a_pickle() -> None:
 def test_the_watchdog_names_machine_address_and_likely_cause() -> None:
     far = RankInfo(rank=1, size=2, launcher="slurm", master_addr="127.0.0.1", master_port=29500)
     line = Watch(120, Signs(), far, Path("hangs"), thread=0)._alone(sys._getframe())
-    assert f"watchdog: rank 1 on {socket.gethostname()} (127.0.0.1; rank 0 at 127.0.0.1:29500) has been in " in line
+    assert f"rank 1 on {socket.gethostname()} (127.0.0.1; rank 0 at 127.0.0.1:29500) has been in " in line
     assert "another rank, its machine or the link to it does not answer" in line
