@@ -16,8 +16,10 @@ from published_pages import ROOT, is_run_here, lines, program, run_commands, wor
 
 SET_UP = (ROOT / "README.md", ROOT / "docs/quickstart.md")
 """Pages whose install lines make an environment; those of the others add to it."""
-TASKS = ("text-classification", "distillation", "embedding", "language-models", "preference", "seq2seq")
-TASKS += ("masked-lm", "token-classification", "images", "tasks", "lora")
+TASKS = (
+    *("text-classification", "distillation", "embedding", "language-models", "preference", "seq2seq"),
+    *("masked-lm", "token-classification", "images", "tasks", "lora"),
+)
 PAGES = (*SET_UP, *(ROOT / f"docs/{name}.md" for name in TASKS))
 OF_PIP = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
 """Environment variables of pip, as the set-up of this environment had them."""
@@ -27,7 +29,7 @@ pytestmark = [pytest.mark.programs, pytest.mark.timeout(7200)]
 
 def names_in(home: Path) -> set[str]:
     """Return the names of what pip has installed in an environment."""
-    command = [home / "bin/python", "-m", "pip", "list", "--format", "json"]
+    command = [str(home / "bin/python"), "-m", "pip", "list", "--format", "json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {each["name"] for each in json.loads(listed)}
 

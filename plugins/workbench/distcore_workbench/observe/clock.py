@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import weakref
 from collections import deque
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -12,8 +16,21 @@ from distcore_workbench.profiling.stopwatch import mark, seconds_between
 
 KEPT = 256
 """Spans of a device's queue that may wait; of more, those that are over are added up."""
-OwnPart = tuple[float, float]
-"""Seconds of a step in which no rank waits: data; and forward passes with the backward passes before the last one."""
+OWN = ("data", "forward", "backward")
+"""Phases in which a rank does what no other one waits for, but a step's last backward pass."""
+
+
+class OwnPart(NamedTuple):
+    """Seconds of a step in which no rank waits for another one, without those that other processes took its core."""
+
+    data: float
+    """Waiting for rows and collating them."""
+    compute: float
+    """Forward passes, and the backward passes before the last one."""
+    data_taken: float
+    """Seconds beside ``data`` in which the rank could have run, and another process had its core."""
+    compute_taken: float
+    """Those beside ``compute``."""
 
 
 def clock_of(device: torch.device, already: float) -> PhaseClock:
@@ -22,6 +39,29 @@ def clock_of(device: torch.device, already: float) -> PhaseClock:
         return PhaseClock(already) if device.type == "cpu" else QueueClock(device, already)
     except (RuntimeError, NotImplementedError):
         return PhaseClock(already)
+
+
+class RunQueue:
+    """The time in which this thread could have run, and the kernel let another process have its core.
+
+    Linux counts it for each thread. On a machine that several jobs share it is most of what makes one rank slower than
+    another for a while. Elsewhere it is 0.
+    """
+
+    def __init__(self) -> None:
+        self._file, self._before = -1, 0
+        with contextlib.suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Return the seconds since the last call."""
+        if self._file == -1:
+            return 0.0
+        waited = int(os.pread(self._file, 80, 0).split()[1])
+        since, self._before = waited - self._before, waited
+        return since * 1e-9
 
 
 class PhaseClock:
@@ -36,22 +76,34 @@ class PhaseClock:
         self._since = perf_counter()
         self._steps: list[OwnPart] = []
         self._before_last = 0.0  # seconds of all backward passes before the last one
-        self._own_before: OwnPart = (0.0, 0.0)
+        self._own_before = self._taken_before = (0.0, 0.0)
+        self._queue = RunQueue()
+        self._taken = dict.fromkeys(OWN, 0.0)
+        self._taken_before_last = 0.0
 
     def enter(self, phase: str) -> None:
         """End the current phase, and begin ``phase``."""
-        now = perf_counter()
+        now, taken = perf_counter(), self._queue.seconds()
         if self.phase == "backward":
             self._before_last = self._seconds["backward"]
+            self._taken_before_last = self._taken["backward"]
         self._seconds[self.phase] += now - self._since
+        if self.phase in self._taken:
+            self._taken[self.phase] += taken
         self.phase, self._since = phase, now
 
     def end_step(self) -> None:
         """Note the end of an optimizer step."""
         seconds, (data, compute) = self._seconds, self._own_before
-        self._steps.append((seconds["data"] - data, seconds["forward"] + self._before_last - compute))
-        self._before_last = seconds["backward"]
+        taken, (data_taken, compute_taken) = self._taken, self._taken_before
+        data_taken = taken["data"] - data_taken
+        compute_taken = taken["forward"] + self._taken_before_last - compute_taken
+        data = seconds["data"] - data - data_taken
+        compute = seconds["forward"] + self._before_last - compute - compute_taken
+        self._steps.append(OwnPart(data, compute, data_taken, compute_taken))
+        self._before_last, self._taken_before_last = seconds["backward"], taken["backward"]
         self._own_before = seconds["data"], seconds["forward"] + seconds["backward"]
+        self._taken_before = taken["data"], taken["forward"] + taken["backward"]
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every phase so far; waits for the device."""

@@ -36,7 +36,7 @@ from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.peaks import peak_of
 from distcore_workbench.observe.phases import PHASES, TRAINING
 from distcore_workbench.observe.slots import Slots
-from distcore_workbench.observe.stragglers import PARTS, Stragglers
+from distcore_workbench.observe.stragglers import PARTS, Stragglers, spread_of
 from distcore_workbench.observe.times import TimesFile
 from distcore_workbench.observe.tokens import Work
 
@@ -72,8 +72,10 @@ class Observe:
     under ``fsdp``, count less. Lost is what a later attempt did again.
 
     A warning names a rank that is slow: whose data, forward passes and backward passes before the last of a step take
-    10 % and 2 ms longer than the median of all ranks, over 30 steps. Under ``fsdp`` ranks wait in their forward passes,
-    and where several share a row each has other work: there no rank is named.
+    10 % and 2 ms longer than the median of all ranks, over 30 steps, or over 150 where its steps vary. On Linux the
+    time does not count in which another process has the rank's core. A rank is named again after it was no slower.
+    Under ``fsdp`` ranks wait in their forward passes, and where several share a row each has other work: there no rank
+    is named.
 
     What ranks tell each other goes with the loss: there is no further communication. On an accelerator the phases are
     timed in the device's queue, and no step waits for the device.
@@ -241,9 +243,15 @@ class Observe:
             run.log(f"{phase}_seconds", seconds[phase] - self._sent[phase])
         self._sent = seconds
         if self._slots.is_turn_of(run.world.rank):
-            by_part = dict(zip(PARTS, zip(*clock.steps(), strict=True), strict=True))
-            sent = {part: median(each) for part, each in by_part.items()}
-            sent |= {f"{part}_of_all": sum(each) for part, each in by_part.items()}
+            steps = clock.steps()
+            sent = {
+                "data": median(step.data for step in steps),
+                "compute": median(step.compute for step in steps),
+                "spread": spread_of([step.data + step.compute for step in steps]),
+                # Others wait, too, while another process has the core.
+                "data_of_all": sum(step.data + step.data_taken for step in steps),
+                "compute_of_all": sum(step.compute + step.compute_taken for step in steps),
+            }
             self._slots.send(run, sent | {"peak_memory": peak_memory(run.world.device)})
 
     def _name_stragglers(self, run: Run) -> None:

@@ -8,10 +8,11 @@ from distcore import Run
 
 SLOTS = 16
 """Ranks that send in one log line. Of more, each sends in every second line, every third and so on."""
-SENT = ("peak_memory", "data", "compute", "data_of_all", "compute_of_all")
+SENT = ("peak_memory", "data", "compute", "spread", "data_of_all", "compute_of_all")
 """Values of a rank: its peak memory in bytes, and the seconds of the own part of its steps since it sent last.
 
-``data`` and ``compute`` are the median of a step, the other two the sum of all steps.
+``data`` and ``compute`` are the median of a step, ``spread`` that of the deviations of their sum, the other two the sum
+of all steps.
 """
 
 
