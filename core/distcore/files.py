@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["is_held", "same_place", "strict_json", "unique_json", "write_atomically"]
+__all__ = ["is_git_lfs_pointer", "is_held", "same_place", "strict_json", "unique_json", "write_atomically"]
+
+GIT_LFS, MOST_BYTES_OF_POINTER = b"version https://git-lfs.github.com/spec/", 1024
+"""How a pointer of Git LFS begins, and more bytes than it has."""
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
@@ -34,6 +37,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)  # which json.loads would make anew for each row
+
+
+def is_git_lfs_pointer(file: Path) -> bool:
+    """Return True for a text of three lines in place of a file, as a clone without Git LFS has it."""
+    try:
+        if file.stat().st_size > MOST_BYTES_OF_POINTER:
+            return False
+        with file.open("rb") as opened:
+            return opened.read(len(GIT_LFS)) == GIT_LFS
+    except OSError:
+        return False
 
 
 def write_atomically(file: Path, text: str) -> None:

@@ -61,6 +61,15 @@ def test_a_warmup_that_does_not_end_is_said(warmup: str, is_said: bool, capfd: p
     assert lines_of(f"--warmup {warmup}", capfd)[-1] == f"steps:  2 of 8 rows, 0.0133 epochs{ends}"
 
 
+def test_a_batch_larger_than_the_data_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    said = lines_of("--global-batch-size 2000", capfd)[-1]
+    assert said == "steps:  2 of 2000 rows, 2 epochs, each of all 1200 rows, which are fewer"
+    assert main([*JOB.split(), "--global-batch-size", "2000", "--warmup", "3", "--dry-run"]) == 0
+    printed = capfd.readouterr().out
+    assert "# warning: schedule.warmup_steps = 3: all 2 steps are warm-up, below the rate 0.001\n" in printed
+    assert "# warning: global_batch_size = 2000: is larger than the data, of which each step takes all 1200" in printed
+
+
 @pytest.mark.parametrize(("patience", "every", "is_said"), [(2, 1, True), (1, 1, False), (1, 2, True), (0, 0, False)])
 def test_a_patience_that_no_evaluation_reaches_is_said(
     patience: int, every: int, is_said: bool, capfd: pytest.CaptureFixture[str]

@@ -135,6 +135,24 @@ def test_a_launcher_of_another_package_is_one_class(
     assert capsys.readouterr().out == f"elsewhere there {sys.executable} -m distcore train --set nproc=auto\n"
 
 
+@pytest.mark.needs("distcore-clusters", "distcore-tasks")
+def test_a_dry_run_looks_at_the_data_that_the_user_names(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--launcher slurm --nodes 2 --nproc 8 --strategy ddp --device cuda --precision bf16 --dry-run"
+    Path("rows.csv").write_text("text,label\n" + "".join(f"row {row},{row % 2}\n" for row in range(20)))
+    for words, problem in (
+        ("--data nowhere.csv", "data file nowhere.csv: no such file"),
+        ("--data rows.csv --label-column lable", "data file rows.csv: no column 'lable' (did you mean 'label'?)"),
+        ("--data rows.csv --text-column label", "columns.text and columns.label are both 'label'"),
+        ("--data rows.csv --model ./none", "model ./none: no such folder"),
+    ):
+        assert main(["train", *flags.split(), *words.split()]) == 2
+        printed = capsys.readouterr()
+        assert problem in printed.err
+        assert not printed.out
+    assert main(["train", *flags.split(), "--data", "rows.csv"]) == 0
+    assert "srun" in capsys.readouterr().out
+
+
 @pytest.mark.needs("distcore-workbench")
 def test_every_flag_of_starting_is_in_the_help_and_only_train_has_it() -> None:
     known = command_parser("train")._option_string_actions

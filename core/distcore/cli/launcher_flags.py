@@ -64,11 +64,20 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
     config = read_config()
     plan = launcher.plan(spec_of(arguments, config, arguments.argv))
     if arguments.dry_run:
+        _look_at_data(config)
         print(str(plan).rstrip("\n"))
         return 0
     sys.stdout.flush()  # the launcher may replace this process
     os.environ[LAUNCHER_FLAGS_VARIABLE] = flags_to_restart(arguments.argv, config)
     return int(launcher.run(plan))
+
+
+def _look_at_data(config: RunConfig) -> None:
+    """Prepare the data that the user names, as a dry run on this machine does. Raises DistcoreError."""
+    if "data" in config.task_options:
+        from distcore.jobs.train import prepare_data
+
+        prepare_data(config)
 
 
 def spec_of(arguments: argparse.Namespace, config: RunConfig, argv: Sequence[str]) -> LaunchSpec:

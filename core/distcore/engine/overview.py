@@ -62,6 +62,8 @@ def overview(run: Run, data: Datasets) -> Iterator[str]:
     epochs = f"{run.total_steps / max(1, run.steps_per_epoch):.3g}"
     ends = f" (max_steps, not epochs {config.epochs})" if config.max_steps and config.epochs > 1 else ""
     ends += ", all of them warm-up" if warmup_steps(config, run.total_steps) >= max(1, run.total_steps) else ""
+    if run.rows < config.global_batch_size:
+        ends += f", each of all {run.rows} rows, which are fewer"
     judged = run.total_steps // max(1, run.steps_per_epoch) * config.eval_at_epoch_end
     judged += run.total_steps // config.eval_every if config.eval_every else 0
     ends += f", too few evaluations for --patience {config.patience}" if judged <= config.patience > 0 else ""

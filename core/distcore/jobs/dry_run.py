@@ -13,7 +13,7 @@ from distcore.launchers.processes.cores import available_cores, crowding_warning
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.task import Datasets
 from distcore.rank_environment import join
-from distcore.resolve.complete import complete, total_steps_of
+from distcore.resolve.complete import complete, size_notes, total_steps_of
 from distcore.resolve.micro_batches import description
 from distcore.resolve.resolve import Resolved
 
@@ -29,14 +29,16 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
     joined = join(os.environ) is not None
-    warnings = [*data.warnings, None if joined else crowding_warning(config)]
+    total_steps = total_steps_of(config, len(data.train))
+    crowded = None if joined else crowding_warning(config)
+    warnings = [*data.warnings, *size_notes(config, len(data.train), total_steps), crowded]
     yield from (f"warning: {warning}" for warning in warnings if warning)
     yield f"run folder: {config.out}"
     yield f"rows: {rows_in_words(data)}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank; this machine has {available_cores()} core(s)"
     yield description(config, data)
-    steps = f"{plan.steps} per epoch, {total_steps_of(config, len(data.train))} in total"
+    steps = f"{plan.steps} per epoch, {total_steps} in total"
     yield f"steps: {steps}, {config.global_batch_size} rows each"
     for rank in range(ranks):
         micros = plan.split(0, 0, rank, ranks)

@@ -18,8 +18,10 @@ from distcore.config import RunConfig
 from distcore.errors import (
     INTERRUPTED,
     ConfigError,
+    DataError,
     DistcoreError,
     MetaModelError,
+    ModelError,
     RankError,
     StoppedError,
     print_uncaught_on_one_line,
@@ -300,6 +302,24 @@ def check(resolved: Resolved) -> Datasets:
         model = model_source(completed.config, resolved.task, data).meta_model()
         foreign.read(Path(str(config.resume)), completed.config, model, len(data.train))
     return data
+
+
+def prepare_data(config: RunConfig) -> None:
+    """Prepare the data of a run whose ranks are started elsewhere, in one process without an accelerator.
+
+    Raises DataError or ModelError. What else a run needs, its own machines have.
+    """
+    from distcore.config import with_changes
+
+    alone = {"strategy": "single", "strategy_options": {}, "device": "cpu", "nproc": 1, "precision": "fp32"}
+    try:
+        resolved = resolve_here(with_changes(config, alone | {"micro_batch_size": "auto"}))
+        with refuse_exit():
+            resolved.task.prepare(resolved.config)
+    except (DataError, ModelError):
+        raise
+    except DistcoreError as error:
+        log.debug("data: not looked at: %s", error)
 
 
 def errors_of_job() -> Path:

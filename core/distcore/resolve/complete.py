@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from distcore.checkpoint.row_content import RowContent
@@ -50,6 +51,16 @@ def computed_plainly(config: RunConfig) -> RunConfig:
 def total_steps_of(config: RunConfig, rows: int) -> int:
     """Return the optimizer steps of the whole run; the last batch of an epoch counts even if it is not full."""
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
+
+
+def size_notes(config: RunConfig, rows: int, total_steps: int) -> Iterator[str]:
+    """Yield what is odd in the lengths of a run: a warm-up that does not end, a batch that no epoch fills."""
+    warmup = warmup_steps(config, total_steps)
+    if warmup >= max(1, total_steps):
+        yield f"schedule.warmup_steps = {warmup}: all {total_steps} steps are warm-up, below the rate {config.lr}"
+    if rows < config.global_batch_size:
+        size = f"global_batch_size = {config.global_batch_size}"
+        yield f"{size}: is larger than the data, of which each step takes all {rows} rows"
 
 
 def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowContent) -> Run:

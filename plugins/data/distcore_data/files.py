@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from distcore import DataError, nearest
+from distcore.files import is_git_lfs_pointer
 from distcore_data.bad_rows import good_rows
 from distcore_data.fetching import is_copy, of_remote, present, shown
 from distcore_data.filters import Filtered
@@ -174,6 +175,8 @@ def _check_file(file: Path) -> None:
         raise DataError(f"data file {file}: unknown extension {file.suffix!r} (known: {known}){hint}")
     if file.is_file() and file.stat().st_size == 0:
         raise DataError(f"data file {file}: is empty")
+    if is_git_lfs_pointer(file):
+        raise DataError(f"data file {file}: is a pointer of Git LFS, not the file; fetch it: git lfs pull")
     if file.suffix.lower() == ".zst":
         need_pyarrow(f"data file {file}")
 

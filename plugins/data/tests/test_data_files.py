@@ -157,6 +157,15 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         read_records(tmp_path, COLUMNS)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".tar", ".csv.gz"])
+def test_a_pointer_of_git_lfs_is_no_data(tmp_path, suffix):
+    """Its lines were trained on as texts."""
+    file = tmp_path / f"a{suffix}"
+    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n")
+    with pytest.raises(DataError, match=r"a\S+: is a pointer of Git LFS, not the file; fetch it: git lfs pull$"):
+        list(read_records(file, {"columns.text": "text"}))
+
+
 ENCODINGS = {
     "western": ("text,label\ncafé – “good”,1\n".encode("cp1252"), "it looks like cp1252; convert it: iconv -f cp1252"),
     "utf-16": ("text,label\ncafé,1\n".encode("utf-16"), "it looks like utf-16; convert it: iconv -f utf-16"),

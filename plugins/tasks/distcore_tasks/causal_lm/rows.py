@@ -37,6 +37,19 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
 }
 """The columns of each form, in the order of detection."""
 
+FOREIGN = (
+    (
+        {"conversations"},
+        "has the column conversations, as ShareGPT names it: if its messages have role and content, add "
+        "--messages-column conversations; from and value are to be renamed, and human to user, gpt to assistant",
+    ),
+    (
+        {"instruction", "output"},
+        "has the columns instruction and output, as Alpaca names them: add --prompt-column instruction "
+        "--completion-column output, and put what is in another column, such as input, into the instruction",
+    ),
+)
+"""Columns of other libraries, with what to do with such rows."""
 ROLES = (*vocabulary.ROLES, "developer")
 """Roles of messages; a chat template may refuse some of them."""
 KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
@@ -167,7 +180,10 @@ def _detect_form(source: Source, options: CausalOptions, forms: dict[Form, tuple
     known = ", ".join(
         f"{' and '.join(_column_names(wanted, columns).values())} ({form})" for form, wanted in forms.items()
     )
-    raise DataError(f"{source_name(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
+    name, there = source_name(source), set(source_columns(source))
+    if hint := next((hint for columns, hint in FOREIGN if columns <= there), None):
+        raise DataError(f"{name}: {hint}")
+    raise DataError(f"{name}: has none of the columns {known}; name yours with --set columns.text=NAME")
 
 
 def _first_row(source: Source, columns: dict[str, str], most_bad_rows: int) -> Record | None:

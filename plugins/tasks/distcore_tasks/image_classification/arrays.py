@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from distcore import DataError
+from distcore.files import is_git_lfs_pointer
 from distcore_data import cached_folder, pass_over, row_error, skipping
 from distcore_tasks.image_classification.decoding import check_pillow
 from distcore_tasks.image_classification.rows import Arrays, Images, Store
@@ -113,6 +114,8 @@ def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> lis
                 archive.extract(f"{array}.npy", folder)
         return [np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names]
     except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
+        if is_git_lfs_pointer(path):
+            raise DataError(f"{name}: is a pointer of Git LFS, not the file; fetch it: git lfs pull") from None
         raise DataError(f"{name}: not a readable .npz file: {str(error).splitlines()[0]}") from None
 
 

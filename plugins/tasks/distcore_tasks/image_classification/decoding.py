@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore import DataError
+from distcore.files import GIT_LFS
 from distcore_data import BadRows
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def decode(encoded: bytes) -> Image:
                 # Without this step Pillow warns about palettes with partial transparency.
                 return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
     except UnidentifiedImageError:
+        if encoded.startswith(GIT_LFS):
+            raise ValueError("is a pointer of Git LFS, not the image; fetch it: git lfs pull") from None
         raise ValueError("is no image that Pillow knows" if encoded else "is empty") from None
     except Exception as error:  # each format has errors of its own for damaged files
         reason = next(iter(str(error).splitlines()), type(error).__name__)

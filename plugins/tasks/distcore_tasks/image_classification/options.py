@@ -12,6 +12,7 @@ from distcore_tasks.image_classification.shapes import SHAPES
 from distcore_tasks.shared.classification.predictions import METRICS
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import IMAGE_PROCESSORS
+from distcore_tasks.shared.schema import check_apart
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Columns:
     """Column of encoded images: bytes, or ``bytes`` and ``path``, as Hugging Face writes them."""
     label: str = "label"
     """Column of labels."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if both are one column."""
+        check_apart({"columns.image": self.image, "columns.label": self.label})
 
 
 @dataclass(frozen=True)

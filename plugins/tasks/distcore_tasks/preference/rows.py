@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from functools import partial
 
 from distcore_data import Record
 from distcore_tasks.preference.options import Columns
@@ -16,8 +17,22 @@ Preferences = Rows[tuple[str, ...]]
 
 
 def schema_of(columns: Columns) -> Schema[tuple[str, ...]]:
-    """Return what is read of a row."""
+    """Return what is read of a row from which a model learns: both answers are different texts."""
+    texts = schema_of_texts(columns)
+    return replace(texts, problem=partial(_problem, texts.problem))
+
+
+def schema_of_texts(columns: Columns) -> Schema[tuple[str, ...]]:
+    """Return what is read of a row that is only judged, in which both answers may be one text."""
     return texts_schema(asdict(columns), NAMES)
+
+
+def _problem(of_texts: Callable[[Record], str | None], record: Record) -> str | None:
+    """Return what is wrong with a record; ``None`` for one that can be learned from."""
+    if problem := of_texts(record):
+        return problem
+    _, chosen, rejected = record
+    return "chosen and rejected are the same text: nothing to prefer; remove the row" if chosen == rejected else None
 
 
 def check_preferences(name: str, records: Iterable[Record]) -> Preferences:

@@ -7,7 +7,7 @@ from distcore_data import row_error
 from distcore_tasks.preference.dataset import PreferenceDataset
 from distcore_tasks.preference.encode import encode
 from distcore_tasks.preference.options import PairOptions
-from distcore_tasks.preference.rows import schema_of
+from distcore_tasks.preference.rows import schema_of_texts
 from distcore_tasks.shared.source_rows import checked
 from distcore_tasks.shared.tokenized import TokenizedDatasets
 
@@ -19,6 +19,6 @@ def unlabeled_preferences(rows: FileRows, options: PairOptions, data: TokenizedD
     def refuse(place: int, what: str) -> None:
         raise row_error(name, rows.start + place, what)
 
-    records = checked(name, rows.records, schema_of(options.columns), rows.start)
+    records = checked(name, rows.records, schema_of_texts(options.columns), rows.start)
     texts, _ = encode(records, refuse, data.loaded_tokenizer, options.max_seq_len)
     return PreferenceDataset(texts=texts, pad=data.pad, content="")

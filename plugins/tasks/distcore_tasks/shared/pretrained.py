@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore import ConfigError, ModelError, nearest, silence_transformers
+from distcore.files import is_git_lfs_pointer
 from distcore_tasks.shared.converted_weights import safetensors_folder
 from distcore_tasks.shared.matched_weights import check_matched
 
@@ -315,6 +316,9 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
     if of_a_run or (folder / "manifest.json").is_file():
         kind, export = "run folder" if of_a_run else "checkpoint", f"distcore checkpoint export {name} --to DIR"
         raise ModelError(f"model {name}: is a {kind}; make a model folder of it: {export}, and name DIR in its place")
+    if pointer := next(filter(is_git_lfs_pointer, sorted(folder.iterdir())), None):
+        remedy = f"fetch it: git lfs pull, in {name}"
+        raise ModelError(f"model {name}: {pointer.name} is a pointer of Git LFS, not the file; {remedy}")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
     _check_type(name, folder)

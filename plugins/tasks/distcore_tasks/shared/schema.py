@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from distcore import ConfigError
 from distcore_data import Record
 from distcore_tasks.shared.sources import text_problem
 
@@ -23,6 +24,22 @@ class Schema(Generic[T]):
     """Return what is wrong with a record; ``None`` for one that can be used."""
     value: Callable[[Record], T]
     """Make a value of a record that can be used."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for one column in two places."""
+        check_apart(self.columns)
+
+
+def check_apart(columns: Mapping[str, str]) -> None:
+    """Raise ConfigError if two of the columns, by config key, are one; an id may be any column."""
+    first_of = dict[str, str]()
+    for setting, column in columns.items():
+        if setting.endswith(".id"):
+            continue
+        other = first_of.setdefault(column, setting)
+        if other != setting:
+            same = f"{other} and {setting} are both {column!r}"
+            raise ConfigError(f"{same}: one would be read as the other; name another column for one of them")
 
 
 def texts_schema(columns: Mapping[str, str], names: Sequence[str]) -> Schema[tuple[str, ...]]:

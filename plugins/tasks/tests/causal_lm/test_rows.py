@@ -156,6 +156,18 @@ def test_a_bad_row_gets_one_line(rows: list[Any], problem: str, tmp_path: Path) 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"conversations": [{"from": "human", "value": "hi"}]}, "--messages-column conversations; from and value are"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "--prompt-column instruction --completion-column output"),
+    ],
+)
+def test_columns_of_other_libraries_are_named_with_what_to_do(row: dict[str, Any], hint: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl: has the columns? .*: .*{hint}"):
+        task_of(tmp_path, [row] * 4).prepare(RunConfig())
+
+
 def test_files_of_two_forms_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps(CHAT))
     task = task_of(tmp_path, PROMPTS, eval_data=str(tmp_path / "other.json"))

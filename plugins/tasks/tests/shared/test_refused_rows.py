@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from image_cases import encoded, in_parquet, pixels
 
-from distcore import DataError, RunConfig
+from distcore import ConfigError, DataError, ModelError, RunConfig
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.distillation.task import Distillation
 from distcore_tasks.embedding.task import Embedding
@@ -46,7 +46,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], Row, dict[str, Row]]] = {
     ),
     "pairs": (Seq2Seq, {"source": "one", "target": "two"}, {"target is missing (null)": {"target": None}}),
     "groups": (Embedding, {"anchor": "one", "positive": "two"}, {"anchor is empty": {"anchor": " "}}),
-    "preferences": (Preference, PAIR, {"rejected is a list of 0": {"rejected": []}}),
+    "preferences": (
+        Preference,
+        PAIR,
+        {
+            "rejected is a list of 0": {"rejected": []},
+            "chosen and rejected are the same text": {"rejected": PAIR["chosen"]},
+        },
+    ),
     "rewards": (RewardModel, PAIR, {"chosen is empty": {"chosen": ""}}),
     "tags": (
         TokenClassification,
@@ -256,3 +263,55 @@ def test_labels_of_a_csv_file_are_numbers_without_the_bad_ones(tmp_path: Path) -
     left = prepared(TextClassification, data=str(tmp_path / "rows.csv"), skip_bad_rows=2)
     assert left.labels == (0, 1)
     assert [line.partition("row ")[2][:9] for line in left.bad_rows] == ["9: label ", "10: label"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("make", "columns", "same"),
+    [
+        (TextClassification, {"label": "text"}, "columns.text and columns.label are both 'text'"),
+        (TextClassification, {"text_pair": "text"}, "columns.text and columns.text_pair are both 'text'"),
+        (CausalLM, {"prompt": "text", "completion": "text"}, "columns.prompt and columns.completion are both 'text'"),
+        (Seq2Seq, {"target": "source"}, "columns.source and columns.target are both 'source'"),
+        (Embedding, {"positive": "anchor"}, "columns.anchor and columns.positive are both 'anchor'"),
+        (Preference, {"rejected": "chosen"}, "columns.chosen and columns.rejected are both 'chosen'"),
+        (TokenClassification, {"tags": "tokens"}, "columns.tokens and columns.tags are both 'tokens'"),
+        (ImageClassification, {"label": "image"}, "columns.image and columns.label are both 'image'"),
+    ],
+    ids=lambda value: getattr(value, "name", getattr(value, "__name__", "")),
+)
+def test_one_column_in_two_places_is_refused(
+    make: Callable[..., Any], columns: dict[str, str], same: str, stream: bool, tmp_path: Path
+) -> None:
+    """A text that is its own label, or an answer that is better than itself, trained without a word."""
+    names = ("text", "source", "anchor", "chosen", "prompt", "completion", "target", "positive", "rejected", "label")
+    rows = [dict.fromkeys(names, f"text {number}") for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    kind = type(make().columns)
+    with pytest.raises(ConfigError, match=f"^{same}: one would be read as the other; name another"):
+        form = {"form": "prompts"} if make is CausalLM else {}
+        task = make(data=str(tmp_path / "rows.jsonl"), columns=kind(**columns), stream=stream, **form)
+        task.prepare(RunConfig())
+
+
+def test_an_id_may_be_any_column(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps([f"row {n}", n % 2]) for n in range(20)))
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"row {n},{n % 2}\n" for n in range(20)))
+    columns = type(TextClassification().columns)(id="text")
+    assert len(TextClassification(data=str(tmp_path / "rows.csv"), columns=columns).prepare(RunConfig()).train)
+
+
+def test_a_pointer_of_git_lfs_is_named_in_place_of_an_image_and_of_a_model(tmp_path: Path) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    for name in ("cats/1.png", "dogs/1.png", "model/config.json", "model/model.safetensors", "arrays.npz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(pointer)
+    remedy = "is a pointer of Git LFS, not the (image|file); fetch it: git lfs pull"
+    (tmp_path / "images").mkdir()
+    for folder in ("cats", "dogs"):
+        (tmp_path / folder).rename(tmp_path / "images" / folder)
+    for data in ("images", "arrays.npz"):
+        with pytest.raises(DataError, match=remedy):
+            ImageClassification(data=str(tmp_path / data)).prepare(RunConfig())
+    with pytest.raises(ModelError, match=rf"config\.json {remedy}, in "):
+        TextClassification(model=str(tmp_path / "model")).model_folder()
