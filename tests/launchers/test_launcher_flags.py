@@ -137,7 +137,7 @@ def test_a_launcher_of_another_package_is_one_class(
 
 @pytest.mark.needs("distcore-clusters", "distcore-tasks")
 def test_a_dry_run_looks_at_the_data_that_the_user_names(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--launcher slurm --nodes 2 --nproc 8 --strategy ddp --device cuda --precision bf16 --dry-run"
+    flags = "--launcher slurm --nodes 2 --nproc 8 --strategy ddp --device cuda --precision bf16 --out run --dry-run"
     Path("rows.csv").write_text("text,label\n" + "".join(f"row {row},{row % 2}\n" for row in range(20)))
     for words, problem in (
         ("--data nowhere.csv", "data file nowhere.csv: no such file"),

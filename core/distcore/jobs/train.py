@@ -307,19 +307,20 @@ def check(resolved: Resolved) -> Datasets:
 def prepare_data(config: RunConfig) -> None:
     """Prepare the data of a run whose ranks are started elsewhere, in one process without an accelerator.
 
-    Raises DataError or ModelError. What else a run needs, its own machines have.
+    Raises DistcoreError. What else a run needs, its own machines have.
     """
     from distcore.config import with_changes
 
     alone = {"strategy": "single", "strategy_options": {}, "device": "cpu", "nproc": 1, "precision": "fp32"}
     try:
         resolved = resolve_here(with_changes(config, alone | {"micro_batch_size": "auto"}))
-        with refuse_exit():
-            resolved.task.prepare(resolved.config)
     except (DataError, ModelError):
         raise
-    except DistcoreError as error:
+    except DistcoreError as error:  # such as an option that one process has no use for
         log.debug("data: not looked at: %s", error)
+        return
+    with refuse_exit():
+        resolved.task.prepare(resolved.config)
 
 
 def errors_of_job() -> Path:

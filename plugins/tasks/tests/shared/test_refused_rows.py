@@ -287,11 +287,14 @@ def test_one_column_in_two_places_is_refused(
     names = ("text", "source", "anchor", "chosen", "prompt", "completion", "target", "positive", "rejected", "label")
     rows = [dict.fromkeys(names, f"text {number}") for number in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    kind = type(make().columns)
-    with pytest.raises(ConfigError, match=f"^{same}: one would be read as the other; name another"):
-        form = {"form": "prompts"} if make is CausalLM else {}
+    kind, form = type(make().columns), {"form": "prompts"} if make is CausalLM else {}
+
+    def prepare() -> None:
         task = make(data=str(tmp_path / "rows.jsonl"), columns=kind(**columns), stream=stream, **form)
         task.prepare(RunConfig())
+
+    with pytest.raises(ConfigError, match=f"^{same}: one would be read as the other; name another"):
+        prepare()
 
 
 def test_an_id_may_be_any_column(tmp_path: Path) -> None:
