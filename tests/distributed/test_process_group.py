@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from distcore.config import RunConfig
+from distcore.distributed import process_group
 from distcore.distributed.process_group import agree_on_prefix, join_process_group, leave_process_group
-from distcore.errors import StrategyError
+from distcore.errors import ConfigError, StrategyError
 from distcore.plugin.strategy import defaults
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import RankInfo, Run, World
@@ -85,6 +86,17 @@ def test_defaults_without_a_group_are_those_of_one_process() -> None:
     assert defaults.gather_outputs(run, {"rows": values})["rows"] is values
     assert isinstance(defaults.save_checkpoint(run)["model/weight"], torch.Tensor)
     assert defaults.teardown(world)
+
+
+def test_a_second_process_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both waited for an answer that the store gives once."""
+    store, rank_info = HashStore(), RankInfo(rank=1, size=2)
+    store.set("rank-1-is", "process 1 of elsewhere")
+    monkeypatch.setattr(process_group, "open_store", lambda *_: store)
+    line = r"^two processes are rank 1 of 2: process 1 of elsewhere and process \d+ of \S+; start each rank once"
+    with pytest.raises(ConfigError, match=line):
+        join_process_group(CONFIG, rank_info)
+    assert not dist.is_initialized()
 
 
 COME_AND_GO = """

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from distcore import Evaluation, Progress, RunConfig, train
 from distcore.engine.best import Best, saved_best, update_best
 from distcore.errors import CheckpointError, ConfigError
 from distcore.files import strict_json
+from distcore.model.model_source import enable_recomputation
 from distcore.plugin.task.task import Direction
 from distcore.resolve.run_folder import check_out
 from distcore.testing.problem import Problem
@@ -70,6 +72,21 @@ def test_a_process_can_train_again_after_a_run_that_failed(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="no checkpoint there"):
         train(config.model_copy(update={"resume": str(tmp_path / "nowhere")}), Problem())
     assert train(config, Problem())["steps"] == 1
+
+
+def test_a_model_that_says_that_it_cannot_recompute_is_refused() -> None:
+    """Each model of transformers has the method, also those that raise in it."""
+
+    class Refusing(torch.nn.Linear):
+        def gradient_checkpointing_enable(self) -> None:
+            raise ValueError("Refusing does not support gradient checkpointing.")
+
+    with pytest.raises(ConfigError, match=r"^gradient_checkpointing: Refusing does not offer it; leave it off \("):
+        enable_recomputation(Refusing(2, 2))
+    model = Refusing(2, 2)
+    model.supports_gradient_checkpointing = False  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"does not offer it; leave it off$"):
+        enable_recomputation(model)
 
 
 def test_gradient_checkpointing_is_refused_where_the_model_has_none(tmp_path: Path) -> None:

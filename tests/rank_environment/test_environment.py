@@ -26,6 +26,12 @@ def test_torchrun_is_joined_with_its_master() -> None:
     )
 
 
+def test_brackets_of_an_address_are_no_part_of_it() -> None:
+    rank_info = join(TORCHRUN | {"MASTER_ADDR": "[::1]"})
+    assert rank_info is not None
+    assert rank_info.master_addr == "::1"
+
+
 def test_a_pod_without_local_rank_is_alone_on_its_machine() -> None:
     rank_info = join({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1"})
     assert rank_info is not None

@@ -20,7 +20,7 @@ from torch.distributed import DistStoreError, HashStore, PrefixStore, Store, TCP
 from distcore.config import RunConfig
 from distcore.distributed import dtensors
 from distcore.distributed.devices import backend_of, device_of
-from distcore.errors import StrategyError
+from distcore.errors import ConfigError, StrategyError
 from distcore.plugin.strategy.contract import LOOPBACK, RankInfo, Run, World
 from distcore.plugin.strategy.state import SavedState, State
 from distcore.rank_environment.network import port_for_ranks
@@ -50,18 +50,31 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
         if not _is_own():
             return _world_of_program(rank_info, device, backends)
         drop_leftover_group()
+    store = open_store(rank_info, timedelta(seconds=config.timeout))
+    _check_is_alone(store, rank_info)
     with port_for_ranks(os.environ.get("MASTER_PORT"), INSTEAD):
         dist.init_process_group(
             backends,
             rank=rank_info.rank,
             world_size=rank_info.size,
-            store=_store(rank_info),
+            store=store,
             timeout=timedelta(seconds=config.timeout),
             device_id=device if of_its_own else None,
         )
     assert dist.group.WORLD is not None  # it was made just now
     dist.group.WORLD._set_group_desc(OWN)
     return _world(rank_info, device)
+
+
+def _check_is_alone(store: Store, rank_info: RankInfo) -> None:
+    """Raise ConfigError if another process is the same rank: both would wait for an answer that neither gets."""
+    mine = f"process {os.getpid()} of {socket.gethostname()}"
+    first = store.compare_set(f"rank-{rank_info.rank}-is", "", mine).decode()
+    if first != mine:
+        raise ConfigError(
+            f"two processes are rank {rank_info.rank} of {rank_info.size}: {first} and {mine}; start each rank once "
+            "(RANK of each process)"
+        )
 
 
 def drop_leftover_group() -> None:
@@ -103,13 +116,15 @@ def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) 
     return _world(rank_info, device)
 
 
-def open_store(rank_info: RankInfo) -> Store:
+def open_store(rank_info: RankInfo, timeout: timedelta = dist.default_pg_timeout) -> Store:
     """Return the key-value store of the ranks: the launcher's, or one that rank 0 hosts.
+
+    Waits at most ``timeout`` for the other ranks.
 
     For backends that connect ranks without a process group. Reads MASTER_ADDR and MASTER_PORT from the environment.
     """
     with port_for_ranks(os.environ.get("MASTER_PORT"), INSTEAD):
-        return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size))[0]
+        return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
 
 
 def _store(rank_info: RankInfo) -> Store | None:

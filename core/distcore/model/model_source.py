@@ -47,10 +47,7 @@ def set_up_module(
     gradient checkpointing, ModelError if none of it can be trained.
     """
     if config.gradient_checkpointing:
-        if not hasattr(module, "gradient_checkpointing_enable"):
-            raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
-        # Transformers 5.23 renamed it.
-        getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()  # type: ignore[operator]
+        enable_recomputation(module)
     base = base_of(config, task, module)
     freeze(config, module)
     if training and not any(parameter.requires_grad for parameter in module.parameters()):
@@ -64,6 +61,23 @@ def set_up_module(
         trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
     return base, compile_model(config, module) if training else None
+
+
+def enable_recomputation(module: nn.Module) -> None:
+    """Have a model recompute its layers in the backward pass. Raises ConfigError for one that does not offer it.
+
+    Each model of transformers has the method; those that cannot recompute say so by an attribute, or refuse the call.
+    """
+    problem = f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off"
+    # Transformers 5.23 renamed it.
+    enable: Any = getattr(module, "activation_checkpointing_enable", None)
+    enable = enable or getattr(module, "gradient_checkpointing_enable", None)
+    if enable is None or getattr(module, "supports_gradient_checkpointing", True) is False:
+        raise ConfigError(problem)
+    try:
+        enable()
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"{problem} ({' '.join(str(error).split())})") from None
 
 
 def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object) -> None:

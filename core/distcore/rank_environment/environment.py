@@ -92,9 +92,15 @@ def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
         local_rank=_number(environ, "LOCAL_RANK", 0),
         local_size=_number(environ, "LOCAL_WORLD_SIZE", local_size),
         launcher=environ.get(LAUNCHER_VARIABLE, "torchrun"),
-        master_addr=environ.get("MASTER_ADDR"),
+        master_addr=_bare(environ.get("MASTER_ADDR")),
         master_port=_number(environ, "MASTER_PORT", 0) or None,
     )
+
+
+def _bare(address: str | None) -> str | None:
+    """Return an address without the brackets of an IPv6 address in a URL, which sockets do not take."""
+    is_in_brackets = address is not None and address.startswith("[") and address.endswith("]")
+    return address[1:-1] if address is not None and is_in_brackets else address
 
 
 def _refuse_without_torchrun(environ: Mapping[str, str]) -> None:

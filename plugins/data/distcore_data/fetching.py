@@ -33,6 +33,10 @@ BLOCK = 2**22
 """Bytes that are read at a time."""
 REASON = 300
 """Largest number of characters of an error of a file system."""
+FORBIDDEN = {401: "Unauthorized", 403: "Forbidden", 407: "Proxy Authentication Required", 451: "Unavailable"}
+"""Statuses of HTTP for a file that is there, but not for everybody."""
+GONE = (404, 410)
+"""Statuses of HTTP for a file that is not there."""
 T = TypeVar("T")
 E = TypeVar("E", bound=DataError)
 log = logging.getLogger("distcore")
@@ -212,8 +216,16 @@ def persistent(url: str, action: Callable[[], T]) -> T:
     for attempt in range(1, TRIES + 1):
         try:
             return action()
-        except FileNotFoundError:
-            raise DataError(f"data file {url}: no such file") from None
+        except FileNotFoundError as error:
+            # For HTTP, fsspec raises it for each answer that is no file, also for one that forbids it.
+            status = _http_status(error)
+            if status in FORBIDDEN:
+                problem = f"may not be read: HTTP {status}, {FORBIDDEN[status]}"
+                raise DataError(f"data file {url}: {problem}; check the URL, and the credentials for it") from None
+            if status is None or status in GONE or attempt == TRIES:
+                absent = "no such file" if status is None or status in GONE else f"cannot be fetched: HTTP {status}"
+                raise DataError(f"data file {url}: {absent}") from None
+            time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
         except PermissionError as error:
             raise DataError(f"data file {url}: cannot be read: {shortened(error)}") from None
         except DataError:
@@ -224,6 +236,17 @@ def persistent(url: str, action: Callable[[], T]) -> T:
                 raise DataError(f"data file {url}: {said}") from None
             time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
     raise AssertionError
+
+
+def _http_status(error: BaseException) -> int | None:
+    """Return the status of the answer that an error of a file system is about; ``None`` for other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        status = getattr(cause, "status", None)
+        if isinstance(status, int):
+            return status
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def shortened(error: BaseException) -> str:

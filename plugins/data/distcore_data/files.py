@@ -24,7 +24,7 @@ from distcore_data.formats.arrow_rows import arrow_columns, read_arrow_files
 from distcore_data.formats.columns import EVERY_COLUMN, OPTIONAL_COLUMN, Columns, Record, RowError, row_error
 from distcore_data.formats.csv_rows import csv_columns
 from distcore_data.formats.opening import COMPRESSED, need_pyarrow, unreadable
-from distcore_data.formats.parquet_rows import parquet_columns
+from distcore_data.formats.parquet_rows import parquet_columns, partition_columns
 from distcore_data.indexes.entries import known_index
 from distcore_data.indexes.workers import index_files
 from distcore_data.paths import LIST, files_of
@@ -143,6 +143,13 @@ def check_source(source: Source) -> None:
         return
     files = files_of(source)
     if not files and source.is_dir():
+        if columns := _partitions(source):
+            pattern = f"{source}/**/*.parquet"
+            names = f"{', '.join(columns)}, which {'is' if len(columns) == 1 else 'are'} in the names of folders"
+            raise DataError(
+                f"data folder {source}: is partitioned by {names}; for the columns in its files give '{pattern}', for "
+                f"others write these into the files: pyarrow.dataset.dataset('{source}', partitioning='hive')"
+            )
         expected = f"a file, files ({', '.join(READERS)}), or a folder of MDS, litdata, datasets or of folders of .txt"
         raise DataError(f"data file {source}: is a folder, expected {expected}")
     if not files:
@@ -153,6 +160,12 @@ def check_source(source: Source) -> None:
         raise DataError(f"data files {source}: are of several kinds ({', '.join(formats)}); give those of one kind")
     if twice := [file for file, times in Counter(file.resolve() for file in files).items() if times > 1]:
         raise DataError(f"data files {source}: {twice[0]} is named twice; name it once")
+
+
+def _partitions(folder: Path) -> list[str]:
+    """Return the columns by which Hive and Spark have partitioned a folder: ``label=0/part-0.parquet``."""
+    file = next((file for file in sorted(folder.rglob("*.parquet")) if "=" in str(file.relative_to(folder))), None)
+    return partition_columns(str(file.relative_to(folder))) if file else []
 
 
 def _check_file(file: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_header_that_is_advised_has_as_many_names_as_rows_have_values(tmp_path
     (tmp_path / "a.csv").write_text("film,neg,7\nfilm,pos,8\n")
     with pytest.raises(DataError, match=r"add the line (text,label,column3) above it") as caught:
         list(read_records(tmp_path / "a.csv", COLUMNS))
-    header = re.search("add the line (.*) above", str(caught.value))[1]
+    header = str(caught.value).partition("add the line ")[2].partition(" above")[0]
     (tmp_path / "a.csv").write_text(f"{header}\nfilm,neg,7\nfilm,pos,8\n")
     assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("film", "neg"), ("film", "pos")]
 
@@ -164,6 +164,23 @@ def test_a_pointer_of_git_lfs_is_no_data(tmp_path, suffix):
     file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n")
     with pytest.raises(DataError, match=r"a\S+: is a pointer of Git LFS, not the file; fetch it: git lfs pull$"):
         list(read_records(file, {"columns.text": "text"}))
+
+
+def partitioned(folder: Path) -> Path:
+    for label in (0, 1):
+        (folder / f"label={label}").mkdir(parents=True)
+        write(folder / f"label={label}/part-0.parquet", text=["x", "y"])
+    return folder
+
+
+def test_a_column_that_is_in_the_names_of_folders_is_named(tmp_path):
+    folder = partitioned(tmp_path / "rows")
+    with pytest.raises(DataError, match=r"rows: is partitioned by label, which is in the names of folders; .*/\*\*/\*"):
+        list(read_records(folder, COLUMNS))
+    pattern = folder / "**/*.parquet"
+    assert len(list(read_records(pattern, {"columns.text": "text"}))) == 4
+    with pytest.raises(DataError, match=r"part-0.parquet: the column 'label' is in the names of its folders \(label=…"):
+        list(read_records(pattern, COLUMNS))
 
 
 ENCODINGS = {

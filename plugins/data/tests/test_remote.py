@@ -331,6 +331,27 @@ def test_a_file_of_an_http_server(server: tuple[str, Path]) -> None:
         texts(f"{url}/none.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (403, r"may not be read: HTTP 403, Forbidden; check the URL, and the credentials for it"),
+        (401, r"may not be read: HTTP 401, Unauthorized; check the URL, and the credentials for it"),
+        (410, "no such file"),
+        (503, "cannot be fetched: HTTP 503"),
+    ],
+)
+def test_an_answer_of_a_server_that_refuses_is_no_missing_file(
+    status: int, line: str, server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SimpleHTTPRequestHandler) -> None:
+        self.send_error(status)
+
+    for method in ("do_GET", "do_HEAD"):
+        monkeypatch.setattr(SimpleHTTPRequestHandler, method, refuse)
+    with pytest.raises(DataError, match=rf"^data file {server[0]}/rows\.jsonl: {line}"):
+        texts(f"{server[0]}/rows.jsonl")
+
+
 @pytest.mark.parametrize(("form", "removals"), [("jsonl", 1), ("tar", 1), ("arrow", 1), ("jsonl", 9)])
 def test_a_copy_that_another_process_removes_before_it_is_read_is_fetched_again(
     form: str, removals: int, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,13 +19,14 @@ from distcore_migrate.draft import (
     instead,
     no_effect,
     none,
+    positive_or_none,
     whole,
     written,
 )
 
 
 def _clip(draft: Draft, name: str, value: Any) -> None:
-    draft.set("clip.norm", converted(float, name, value) or None, name)
+    draft.set("clip.norm", converted(positive_or_none, name, value), name)
 
 
 MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"

@@ -219,6 +219,15 @@ def whole(value: Any) -> int:
 whole.__name__ = "int"
 
 
+def positive_or_none(value: Any) -> float | None:
+    """Return a number above 0; ``None`` for others, such as -1, by which trainers switch clipping off."""
+    number = float(value)
+    return number if number > 0 else None
+
+
+positive_or_none.__name__ = "float"
+
+
 def flag(value: Any) -> bool:
     """Return a truth value that may have been written as text; raises ValueError."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

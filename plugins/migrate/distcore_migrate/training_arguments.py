@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from distcore_migrate.argument_rules import compiled, deepspeed, level, on, optimizer, precision, sampling, trackers
-from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, flag, instead, no_effect, none, to, whole
+from distcore_migrate.draft import (
+    Draft,
+    Rule,
+    Tree,
+    apply,
+    fact,
+    flag,
+    instead,
+    no_effect,
+    none,
+    positive_or_none,
+    to,
+    whole,
+)
 from distcore_migrate.flag_parsing import abbreviated
 
 DEFAULTS: Tree = {
@@ -81,7 +94,7 @@ ROWS: dict[str, Rule] = {
     "adam_beta2": fact("beta2", float),
     "adam_epsilon": to("optimizer.eps", float),
     "adafactor": instead("written as adamw; --optimizer adafactor"),
-    "max_grad_norm": to("clip.norm", lambda norm: float(norm) or None),
+    "max_grad_norm": to("clip.norm", positive_or_none),
     "label_smoothing_factor": fact("label_smoothing", float),
     "neftune_noise_alpha": none(OWN_TASK),
     "early_stopping_patience": to("patience", whole),

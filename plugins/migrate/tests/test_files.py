@@ -94,6 +94,16 @@ def test_ranks_that_the_sizes_of_the_batch_imply_have_these_as_their_origin(npro
     assert ("nproc: 2  # --nproc" in made.text) == (nproc is not None)
 
 
+@pytest.mark.parametrize("value", [-1, 0, -1.0])
+def test_a_norm_below_0_clips_nothing(value: float, tmp_path: Path) -> None:
+    """As trainers take it; the Trainer clips by its default where it is left out."""
+    for name, tree in {
+        "arguments.json": {"max_grad_norm": value, "per_device_train_batch_size": 2, "num_train_epochs": 1},
+        "zero.json": {"gradient_clipping": value, "train_batch_size": 8},
+    }.items():
+        assert migrate([write(tmp_path, name, tree)], []).config.clip.norm is None
+
+
 def test_deepspeeds_json_alone(tmp_path: Path) -> None:
     made = migrate([write(tmp_path, "ds_config.json", CIFAR)], [], nproc=2)
     expected = {

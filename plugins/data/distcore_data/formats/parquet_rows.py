@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distcore import DataError
 from distcore_data.formats.arrow_columns import (
     DECODED_ROWS,
     UNREADABLE,
@@ -78,7 +80,24 @@ def parquet_batches(path: Path, columns: Columns) -> Iterator[Any]:
 
 def _tops(name: str, file: Any, columns: Columns) -> list[str]:
     """Return the names of the columns of the file that are read."""
-    return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns).tops))
+    try:
+        return list(dict.fromkeys(Chosen.of(name, file.schema_arrow, columns).tops))
+    except DataError as error:
+        partitions = partition_columns(name.removeprefix("data file "))
+        if absent := next((column for column in columns.values() if column in partitions), None):
+            raise DataError(f"{name}: {partitioned(absent)}") from None
+        raise error
+
+
+def partition_columns(path: str) -> list[str]:
+    """Return the columns that the names of the folders of a path have, as Hive and Spark write them: ``label=0``."""
+    return [part.partition("=")[0] for part in Path(path).parts if re.fullmatch(r"\w+=.*", part)]
+
+
+def partitioned(column: str) -> str:
+    """Return the problem of a column that is in no file."""
+    remedy = "write the column into the files, such as by pyarrow.dataset.dataset(DATA, partitioning='hive')"
+    return f"the column {column!r} is in the names of its folders ({column}=…), which are not read; {remedy}"
 
 
 def parquet_columns(path: Path) -> list[str]:

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from distcore import ConfigError, DataError, nearest
-from distcore_data import Filtered, Source, describe_value, find_split, source_digest, source_name
+from distcore_data import (
+    Filtered,
+    Source,
+    Split,
+    describe_value,
+    files_of,
+    find_split,
+    source_digest,
+    source_name,
+)
 from distcore_tasks.shared import stdlib
 from distcore_tasks.shared.options import EVALUATION, Filter, TaskOptions
 from distcore_tasks.shared.pretrained import own_code_warning
@@ -103,10 +112,7 @@ def data_warnings(options: TaskOptions) -> Iterator[str]:
     """Yield a warning for evaluation on training data, an unused fraction, and held-out splits that are not used."""
     if not options.from_scratch:
         yield from own_code_warning(options.model, options.model_folder())
-    for name, source in options.held_out.items():
-        if source == options.data:
-            flag = "--test-data " if name == "test" else f"--eval-data {set_name(name)}"
-            yield f"{flag}{source}: is what is trained on; its metrics say nothing about other rows"
+    yield from _trained_on(options)
     if options.eval_data is not None and options.eval_fraction != type(options).eval_fraction:
         yield f"--eval-fraction {options.eval_fraction}: not used, because --eval-data names the rows"
     given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
@@ -120,6 +126,41 @@ def data_warnings(options: TaskOptions) -> Iterator[str]:
     unused = [f"--{option.replace('_', '-')} {split}" for split, option in left.items() if split not in used]
     if unused:
         yield f"dataset {train.dataset}: has splits that are not used; to use them: {' '.join(unused)}"
+
+
+def _trained_on(options: TaskOptions) -> Iterator[str]:
+    """Yield a warning for each held-out source with files that are trained on, by whatever name."""
+    trained = _identities(options.data, options)
+    for name, source in options.held_out.items():
+        held_out = _identities(source, options)
+        if not trained.keys() & held_out.keys():
+            continue
+        flag = "--test-data " if name == "test" else f"--eval-data {set_name(name)}"
+        others = held_out.keys() - trained.keys()
+        what = f"has {next(held_out[key] for key in held_out if key in trained)}, which" if others else "is what"
+        also = "" if others or source == options.data else f" ({options.data})"
+        yield f"{flag}{source}: {what} is trained on{also}; its metrics say nothing about other rows"
+
+
+def _identities(source: str, options: TaskOptions) -> dict[object, str]:
+    """Return the names of a source's files by what identifies each: a link to a file is that file."""
+    if source in options.embedded:
+        return {source: source}
+    try:
+        opened = source_file(source, options.embedded)
+        assert not isinstance(opened, Filtered)  # no filter was asked for
+        files = list(opened.files) if isinstance(opened, Split) else files_of(opened) or [opened]
+    except DataError:  # such as of a folder of images that is remote
+        return {source: source}
+    names = dict[object, str]()
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError:  # a copy that is not there
+            names[str(file)] = str(file)
+        else:
+            names[stat.st_dev, stat.st_ino] = str(file)
+    return names
 
 
 def set_name(dataset: str) -> str:

@@ -181,6 +181,30 @@ def test_no_set_at_all_is_one_line() -> None:
         _ = MaskedLM(data="rows.jsonl", eval_data={}).held_out
 
 
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        ("rows/../rows/a.jsonl", "is what is trained on (rows)"),
+        ("link.jsonl", "is what is trained on (rows)"),
+        ("hard.jsonl", "is what is trained on (rows)"),
+        ("other.jsonl,link.jsonl", "has link.jsonl, which is trained on"),
+        ("other.jsonl", None),
+    ],
+)
+def test_the_training_rows_by_another_name_are_said(
+    held_out: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows").mkdir()
+    for name in ("rows/a.jsonl", "other.jsonl"):
+        Path(name).write_text('{"text": "number 1"}\n')
+    Path("link.jsonl").symlink_to("rows/a.jsonl")
+    Path("hard.jsonl").hardlink_to("rows/a.jsonl")
+    warnings = list(data_warnings(MaskedLM(data="rows", eval_data=held_out)))
+    line = f"--eval-data {held_out}: {said}; its metrics say nothing about other rows"
+    assert warnings == ([line] if said else [])
+
+
 def test_a_set_of_the_training_rows_is_said() -> None:
     warnings = list(data_warnings(MaskedLM(data="rows.jsonl", eval_data={"seen": "rows.jsonl", "new": "new.jsonl"})))
     assert warnings == ["--eval-data seen=rows.jsonl: is what is trained on; its metrics say nothing about other rows"]

@@ -94,7 +94,7 @@ def forms_problem(one: str, other: str) -> str:
 
 def _form(name: str) -> str:
     """Return the Unicode form of a name."""
-    normal = (form for form in ("NFC", "NFD") if unicodedata.is_normalized(form, name))  # type: ignore[arg-type]
+    normal = (form for form in ("NFC", "NFD") if unicodedata.is_normalized(form, name))
     return next(normal, "neither NFC nor NFD")
 
 
