@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["is_git_lfs_pointer", "is_held", "same_place", "strict_json", "unique_json", "write_atomically"]
+__all__ = ["GIT_LFS", "is_git_lfs_pointer", "is_held", "same_place", "strict_json", "unique_json", "write_atomically"]
 
 GIT_LFS, MOST_BYTES_OF_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 """How a pointer of Git LFS begins, and more bytes than it has."""
