@@ -309,11 +309,10 @@ def prepare_data(config: RunConfig) -> None:
 
     Raises DistcoreError. What else a run needs, its own machines have.
     """
-    from distcore.config import with_changes
+    from distcore.resolve.complete import in_one_process
 
-    alone = {"strategy": "single", "strategy_options": {}, "device": "cpu", "nproc": 1, "precision": "fp32"}
     try:
-        resolved = resolve_here(with_changes(config, alone | {"micro_batch_size": "auto"}))
+        resolved = resolve_here(in_one_process(config))
     except (DataError, ModelError):
         raise
     except DistcoreError as error:  # such as an option that one process has no use for

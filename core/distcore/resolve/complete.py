@@ -43,6 +43,12 @@ def complete(resolved: Resolved, data: Datasets) -> Completed:
     return Completed(**known, form=form)
 
 
+def in_one_process(config: RunConfig) -> RunConfig:
+    """Return the config of the same job in one process without an accelerator, by the reference of the strategies."""
+    alone = {"strategy": "single", "strategy_options": {}, "nproc": 1, "device": "cpu", "precision": "fp32"}
+    return with_changes(config, alone | {"micro_batch_size": "auto"})
+
+
 def computed_plainly(config: RunConfig) -> RunConfig:
     """Return the config of the same job without what changes how, and not what, it computes."""
     return with_changes(config, {"gradient_checkpointing": False, "compile": "off"})
