@@ -65,8 +65,8 @@ def size_notes(config: RunConfig, rows: int, total_steps: int) -> Iterator[str]:
     if warmup >= max(1, total_steps):
         yield f"schedule.warmup_steps = {warmup}: all {total_steps} steps are warm-up, below the rate {config.lr}"
     if rows < config.global_batch_size:
-        size = f"global_batch_size = {config.global_batch_size}"
-        yield f"{size}: is larger than the data, of which each step takes all {rows} rows"
+        size = config.global_batch_size
+        yield f"a global batch of {size} rows is larger than the data, of which each step takes all {rows} rows"
 
 
 def agree(run: Run, hooks: Hooks, completed: Resolved, rows: str, content: RowContent) -> Run:
