@@ -12,6 +12,8 @@ from distcore import DistcoreError, Run, StepResult, hookimpl
 class NanGuard:
     """Raise DistcoreError at the first loss or gradient norm that is not finite."""
 
+    only_looks = True  # it changes no gradient
+
     @hookimpl(wrapper=True)
     def backward(self, loss: Tensor) -> Generator[None, Tensor, Tensor]:
         """Check the loss before its backward pass."""

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from distcore.config import LoRA, RunConfig
-from distcore.model.blocks import depths_from_top, hidden_matrices, inside, repeated_blocks
+from distcore.model.blocks import depths_from_top, hidden_matrices, inside, repeated_blocks, repeated_classes
 from distcore.model.compiling import compile_model
 
 transformers: Any = pytest.importorskip("transformers")
@@ -133,6 +133,23 @@ def test_several_stacks_are_named_by_the_pipeline_that_cannot_cut_them() -> None
     cuts = pytest.importorskip("distcore_mesh.pipeline_split")
     with pytest.raises(Exception, match=r"has: encoder.block, decoder.block"):
         cuts._find_stack(t5(), "strategy_options.pp = 2")
+
+
+class ReadsItsChild(nn.Module):
+    """A net whose forward reads the weight of a layer: as a unit of its own, the layer would show a shard of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x)) / self.first.weight.abs().sum()
+
+
+def test_layers_whose_parent_may_read_their_weights_are_no_units() -> None:
+    assert not repeated_classes(ReadsItsChild())
+    assert not repeated_classes(nn.Sequential(ReadsItsChild(), nn.Linear(4, 4)))
+    assert repeated_classes(nn.Sequential(ReadsItsChild(), ReadsItsChild())) == {"ReadsItsChild"}
 
 
 def test_layers_without_modules_inside_are_units_but_no_blocks_to_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distcore import RunConfig
+from distcore import RunConfig, TaskError
 from distcore.engine.collation import difference
 from distcore.engine.loader import BY_VALUE, MicroBatches
 from distcore.plugin.strategy.contract import MicroBatch
@@ -32,9 +33,9 @@ class OfAllKinds:
         }
 
 
-def batches(workers: int) -> list[Any]:
+def batches(workers: int, rows: Any = None) -> list[Any]:
     config = RunConfig.model_validate({"device": "cpu", "loader": {"workers": workers}})
-    micros = MicroBatches(OfAllKinds(), lambda epoch, step: [MicroBatch(np.array([step]))], config)  # type: ignore[arg-type]
+    micros = MicroBatches(rows or OfAllKinds(), lambda epoch, step: [MicroBatch(np.array([step]))], config)  # type: ignore[arg-type]
     return [batch for _, batch in micros.stream(0, range(3))]
 
 
@@ -52,3 +53,33 @@ def test_only_a_loader_process_sends_by_value() -> None:
     before = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined]
     batches(1)
     assert ForkingPickler._extra_reducers == before  # type: ignore[attr-defined]
+
+
+class Unsendable:
+    """Rows whose batch no other process can read: its class is inside of this one."""
+
+    Pair = namedtuple("Pair", "x y")
+    Pair.__qualname__ = "NowhereToBeFound"
+
+    def batch(self, rows: np.ndarray) -> Any:
+        return self.Pair(torch.ones(2), torch.zeros(BY_VALUE))
+
+
+class Stops:
+    """Rows that end too early."""
+
+    def batch(self, rows: np.ndarray) -> Any:
+        raise StopIteration
+
+
+def test_a_batch_that_no_process_can_send_is_refused_and_not_waited_for() -> None:
+    assert len(batches(0, Unsendable())) == 3
+    line = r"^dataset: a loader process cannot send its batch \(PicklingError: .*\): define its classes at the top of"
+    with pytest.raises(TaskError, match=line):
+        batches(1, Unsendable())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_end_too_early_are_an_error_and_no_end(workers: int) -> None:
+    with pytest.raises(TaskError, match=r"batch\(\) raised StopIteration for rows \[0\]"):
+        batches(workers, Stops())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from distcore import FrozenModel, Phase, RunConfig, Simple, TaskError, hookimpl, train
-from distcore.engine import proof
+from distcore.engine import proof, trainer
 from distcore.engine.replay import Replayed
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepResult
 from distcore.plugin.strategy.hooks import Hooks
@@ -295,6 +295,80 @@ class Codebook(nn.Module):
             with torch.no_grad():
                 self.code.mul_(0.9).add_(x.mean(0), alpha=0.1)
         return self.last(x - self.code)
+
+
+class HookedByNorm(Hooked):
+    """A net whose hook is not linear: it scales a gradient to a norm of 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last.weight.register_hook(lambda gradient: gradient / gradient.norm())
+
+
+def test_a_hook_that_is_not_linear_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"the hook on the gradient of 'first.weight' is not linear.*extension's step"):
+        proved(tmp_path / "cut", OwnWith(HookedByNorm))
+    assert proved(tmp_path / "whole", OwnWith(HookedByNorm), micro_batch_size=16)["steps"] == 2
+
+
+class Halves:
+    """An extension that halves gradients before the step."""
+
+    @hookimpl(wrapper=True)
+    def step(self, run: Run) -> Any:
+        for parameter in run.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+        return (yield)
+
+
+def test_an_extension_that_changes_the_step_is_named_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "load_extensions", lambda config: {"mine": Halves()})
+    changes = {"optimizer": {"name": "sgd", "weight_decay": 0.0}, "clip": {"norm": None}}
+    why = "extension 'mine' wraps step(), and one plain process has no extensions"
+    facts = proved(tmp_path, Own(), **changes)
+    assert (facts["steps"], facts["why"]) == (0, why)
+
+
+class Clamps(nn.Linear):
+    """A net whose forward writes its weight."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(input)
+
+
+class Slopes(Own):
+    """A loss with a gradient penalty."""
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Any:
+        with torch.enable_grad():
+            x = batch[0].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return super().row_loss(model, batch) + slope.square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("task", "cause"),
+    [
+        (OwnWith(Clamps), "here forward writes the weight 'weight'; another strategy"),
+        (Slopes(), r"here the loss takes gradients itself \(torch.autograd.grad\); another strategy"),
+        (OwnWith(Hooked), "here the gradient of 'first.weight' has a hook; another strategy"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Own) else "",
+)
+def test_a_difference_names_what_the_job_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, cause: str
+) -> None:
+    monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
+    with pytest.raises(TaskError, match=rf"proof: after step 2 the gradient's norm differs.*{cause}"):
+        proved(tmp_path, task)
 
 
 class Undefined(Own):

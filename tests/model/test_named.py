@@ -63,6 +63,62 @@ class CountsInGroups(Signs):
             group["count"] = group.get("count", 0) + 1
 
 
+class CountsInItself(Signs):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.steps = 0
+
+    def step(self, closure=None):
+        super().step()
+        self.steps += 1
+
+
+class KeepsApart(Signs):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.moments = {}
+
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            self.moments.setdefault(p, torch.zeros_like(p)).add_(p.grad)
+
+
+class KeepsOnParameters(Signs):
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            p.moment = p.grad.clone()
+
+
+class BeginsLate(Signs):
+    def step(self, closure=None):
+        super().step()
+        for state in self.state.values():
+            if state["count"] > 9:
+                state["late"] = float(state["count"])
+
+
+class KeepsByName(Signs):
+    def step(self, closure=None):
+        super().step()
+        self.state["steps"] = {"all": torch.ones(())}
+
+
+class Noisy(Elementwise):
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.grad.add_(torch.randn_like(p))
+        super().step()
+
+
+class RemembersParameters(Signs):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.every = [p for group in self.param_groups for p in group["params"]]
+        self.first = {id(p): p for p in self.every}
+
+
 class Fails(Signs):
     def step(self, closure=None):
         raise KeyError("moment")
@@ -140,6 +196,17 @@ def test_configs_from_before_there_were_others_stay_valid() -> None:
     assert {group["weight_decay"] for group in made.param_groups} == {0.02, 0.0}
 
 
+def test_an_optimizer_that_draws_numbers_takes_one_rank(own: Path) -> None:
+    config = RunConfig(lr=0.1, device="cpu", nproc=1, optimizer={"name": "own.py:Noisy"})
+    resolve(config, task=PROBLEM)
+    with pytest.raises(ConfigError, match=r"'own.py:Noisy': draws random numbers in its step, .* each of 2 ranks: use"):
+        resolve(RunConfig(**config.model_dump() | {"nproc": 2, "strategy": "ddp"}), task=PROBLEM)
+
+
+def test_an_optimizer_may_remember_the_parameters(own: Path) -> None:
+    assert resolved(name="own.py:RemembersParameters").optimizer.name.endswith("RemembersParameters")
+
+
 @pytest.mark.parametrize(
     ("optimizer", "line"),
     [
@@ -163,6 +230,11 @@ def test_configs_from_before_there_were_others_stay_valid() -> None:
         ({"name": "own.py:Signs", "scale": -1}, r"optimizer.name = 'own.py:Signs': scale must be above 0$"),
         ({"name": "own.py:Counts"}, r"keeps a value in state\[parameter\]\['count'\] that is no tensor"),
         ({"name": "own.py:CountsInGroups"}, r"keeps a value in its param_groups that is no tensor"),
+        ({"name": "own.py:CountsInItself"}, r"keeps a value in its attribute 'steps' that is no tensor of a param"),
+        ({"name": "own.py:KeepsApart"}, r"keeps a value in its attribute 'moments' that is no tensor"),
+        ({"name": "own.py:KeepsOnParameters"}, r"keeps a value in the attribute 'moment' of a parameter that is no"),
+        ({"name": "own.py:BeginsLate"}, r"keeps a value in state\[parameter\]\['late'\] that is no tensor"),
+        ({"name": "own.py:KeepsByName"}, r"keeps state under the key 'steps', which is no parameter, so a checkpoint"),
         ({"name": "own.py:nothing"}, r"optimizer.name = 'own.py:nothing': gave a NoneType, no torch.optim.Optimizer"),
         ({"name": "own.py:without_rate"}, r"takes no lr; expected \(params, lr, …\)"),
         ({"name": "own.py:NUMBER"}, r"takes no lr; expected \(params, lr, …\)"),

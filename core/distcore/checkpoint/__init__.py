@@ -38,6 +38,7 @@ from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.model import averages
 from distcore.plugin.strategy.contract import Progress, Run, World
+from distcore.plugin.strategy.extra_state import extra_state_names
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import OnResume
 
@@ -208,6 +209,7 @@ def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
 def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
     parameters = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     known = parameters | {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
+    known |= set(extra_state_names(run.module))
     names = list(checkpoint)
     parts = [name.partition("/") for name in names]
     foreign = torch.tensor(

@@ -1,7 +1,8 @@
-"""Check the dependencies of a checkpoint outside of it: the rows of its run, and the task's saved files."""
+"""Check the dependencies of a checkpoint outside of it: rows of its run, the task's saved files, the user's code."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,44 @@ from distcore.checkpoint.row_content import RowContent
 from distcore.config import RunConfig
 from distcore.errors import CheckpointError
 from distcore.files import sha256_of
+
+log = logging.getLogger("distcore")
+SOURCES = "sources"
+"""Key of the digests of the user's files in state.json."""
+
+
+def source_digests(config: RunConfig, task: str | None = None) -> dict[str, str]:
+    """Return the SHA-256 of the file of a task and of an optimizer that are classes in files, by their key.
+
+    ``task`` replaces the config's.
+    """
+    digests = {}
+    for key, name in (("task", task or config.task), ("optimizer.name", config.optimizer.name)):
+        file, separator, _ = name.rpartition(".py:")
+        if separator and (path := Path(f"{file}.py")).is_file():
+            digests[key] = sha256_of(path)
+    return digests
+
+
+def warn_of_changed_sources(
+    path: Path, job_state: Mapping[str, Any], config: RunConfig, task: str | None = None
+) -> None:
+    """Log a warning for a file of the user's code that has changed since the run of the checkpoint at ``path``.
+
+    The weights may fit another model of the same shapes, so nothing else would show it. ``task`` replaces the config's.
+    """
+    saved = job_state.get(SOURCES)
+    names = {"task": task or config.task, "optimizer.name": config.optimizer.name}
+    for key, digest in source_digests(config, task).items():
+        before = saved.get(key) if isinstance(saved, dict) else None
+        if before not in (None, digest):
+            file = names[key].rpartition(":")[0]
+            log.warning(
+                "%s: %s has changed since the run that saved it: model, rows or loss may be others; restore it, or "
+                "name the file that it was by --task",
+                path.name,
+                file,
+            )
 
 
 def save_task_files(out: Path, save: Callable[[Path], None]) -> dict[str, str]:

@@ -17,7 +17,8 @@ DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16,
     "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32, "I64": torch.int64,
-    "U64": torch.uint64, "F64": torch.float64,
+    "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
 """torch dtypes by safetensors' names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -15,7 +15,7 @@ from distcore.checkpoint.commit import publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
-from distcore.distributed.agreement import share_buffers
+from distcore.distributed.agreement import share_buffers, share_extra_state
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
@@ -53,8 +53,9 @@ class Block:
 
 
 def state_to_save(run: Run, hooks: Hooks) -> State:
-    """Return this rank's part of the state. Every rank calls, because all ranks take over rank 0's buffers first."""
+    """Return this rank's part of the state. Every rank calls: all take over rank 0's buffers and extra state first."""
     share_buffers(run, hooks)
+    share_extra_state(run, hooks)
     return hooks.save_checkpoint(run) | (run.ema or {})
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from distcore.errors import AgreementError, CheckpointError, DamagedError, DistcoreError, TaskError
 from distcore.plugin.strategy.contract import MicroBatch, RankInfo, Run
+from distcore.plugin.strategy.extra_state import extra_state, has_extra_state, load_extra_state
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Batch
 
@@ -112,14 +113,15 @@ def check_weights(run: Run, hooks: Hooks, step: int) -> None:
     """
     if run.world.size == 1 or run.capabilities.shards_parameters or "gradient" in run.capabilities.exempt:
         return
-    sums = [parameter.detach().double().sum().cpu() for parameter in run.module.parameters()]
+    sums = [_sum_of(parameter.detach()) for parameter in run.module.parameters()]
     mine = torch.stack(sums).view(torch.int64)[None] if sums else torch.zeros(1, 0, dtype=torch.int64)
     told = hooks.gather_outputs(run, {"weights": mine.to(run.world.device)})["weights"].cpu()
     odd = [rank for rank, row in enumerate(told) if not torch.equal(row, told[0])]
     if odd:
         raise AgreementError(
             f"strategy {hooks.name!r}: after step {step} rank {', '.join(map(str, odd))} has not rank 0's weights: "
-            "gradients were not averaged; the task's loss must call model(...), not a part of it"
+            "gradients were not averaged, or forward writes weights; the task's loss must call model(...), not a part "
+            "of it, and forward may only read weights"
         )
 
 
@@ -135,11 +137,40 @@ def share_buffers(run: Run, hooks: Hooks) -> None:
     buffers = [buffer for name, buffer in run.module.named_buffers() if name in saved]
     if not buffers:
         return
-    flat = torch.cat([buffer.detach().double().reshape(-1) for buffer in buffers])[None]
+    # As bytes: in any number format, large integers would be rounded and imaginary parts lost.
+    mine = [_bytes(buffer) for buffer in buffers]
+    flat = torch.cat(mine)[None]
     told = hooks.gather_outputs(run, {"buffers": flat if run.world.is_main else flat[:0]})["buffers"][0]
     with torch.no_grad():
-        for buffer, values in zip(buffers, torch.split(told, [buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(values.view_as(buffer))
+        for buffer, values in zip(buffers, torch.split(told, [len(part) for part in mine]), strict=True):
+            # A copy, since a view of the joined bytes may begin where no element of this dtype can.
+            buffer.copy_(values.clone().view(buffer.dtype).view(buffer.shape))
+
+
+def share_extra_state(run: Run, hooks: Hooks) -> None:
+    """Give every rank the main rank's extra state, as ``share_buffers`` does with buffers; every rank calls."""
+    if run.optimizer is None or run.world.size == 1 or not has_extra_state(run.module):
+        return
+    encoded = extra_state(run.module)
+    parts = [encoded[name] for name in sorted(encoded)] if run.world.is_main else []
+    mine = {
+        "sizes": torch.tensor([len(part) for part in parts], dtype=torch.long, device=run.world.device),
+        "bytes": torch.cat([torch.empty(0, dtype=torch.uint8), *parts]).to(run.world.device),
+    }
+    told = {name: values.cpu() for name, values in hooks.gather_outputs(run, mine).items()}
+    shared = dict(zip(sorted(encoded), torch.split(told["bytes"], told["sizes"].tolist()), strict=True))
+    if not run.world.is_main:
+        load_extra_state(run.module, shared)
+
+
+def _sum_of(tensor: Tensor) -> Tensor:
+    """Return the sum of all elements on the CPU, an fp64 scalar; of complex ones, that of both parts."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().sum().cpu()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor's bytes, uint8, shape ``(bytes,)``."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).clone()
 
 
 def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:

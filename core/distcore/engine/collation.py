@@ -14,11 +14,16 @@ from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import MicroBatch
 from distcore.plugin.task.task import Batch, Dataset
 
+TRAINED = "no resume could repeat them; what is random belongs into at(epoch), with numbers of distcore.row_random"
+"""What random training rows lead to, and the way out."""
 
-def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], workers: int) -> None:
+
+def check_collation(
+    dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], workers: int, advice: str = TRAINED
+) -> None:
     """Collate these micro-batches again; raise TaskError, with the place of the first different value.
 
-    ``workers`` is the number of loader processes that collated them; 0: this process did.
+    ``workers`` is the number of loader processes that collated them; 0: this process did. ``advice`` ends the message.
     """
     for micro, batch in batches:
         # A loader process begins with a copy of the dataset and of its generator, so the first collation here draws the
@@ -26,8 +31,7 @@ def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], w
         again = [dataset.batch(micro.indices) for _ in range(2 if workers else 1)]
         if place := difference(each_tensor(batch, Tensor.cpu), again[-1]):
             raise TaskError(
-                f"dataset: batch() gives other values for the same rows each time (at {place}), so no resume could "
-                "repeat them; what is random belongs into at(epoch), with numbers of distcore.row_random"
+                f"dataset: batch() gives other values for the same rows each time (at {place}), so {advice}"
             )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distcore.distributed.agreement import agree_on_metrics, share_buffers
 from distcore.distributed.devices import UNPINNED
+from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.mode import set_mode
 from distcore.engine.precision import autocast_for
@@ -30,6 +31,8 @@ log = logging.getLogger("distcore")
 
 GATHERED = 2**18
 """About the most rows whose results are gathered together."""
+EVALUATED = "metrics would follow from ranks and loader processes; evaluate the same values each time"
+"""What random evaluation rows lead to, and the way out."""
 SANITY_ROWS = 8
 """Largest number of rows in a sanity check on a device that computes in main memory."""
 
@@ -44,7 +47,7 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
     with use_average(run, hooks):
-        collected = collect(run, hooks, dataset, bound.evaluation(run))
+        collected = collect(run, hooks, dataset, bound.evaluation(run), repeats=run.optimizer is None)
     return Evaluation(
         outputs=collected.outputs,
         metrics=agree_on_metrics(run, hooks, bound.metrics(collected, dataset, data)),
@@ -75,13 +78,14 @@ def evaluate_all(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, last: 
     return replace(tested, sets=sets)
 
 
-def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) -> Collected:
+def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, repeats: bool = False) -> Collected:
     """Evaluate the rows of ``dataset``; return the outputs in its order and the sums, the same on every rank.
 
-    Every rank calls. Raises AgreementError if a row comes back twice or not at all.
+    Every rank calls. With ``repeats`` the first rows are read again. Raises AgreementError if a row comes back twice or
+    not at all, TaskError if the rows that are read again are others.
     """
     results = InOrder(len(dataset))
-    for mine in forward_all(run, hooks, dataset, evaluate_batch):
+    for mine in forward_all(run, hooks, dataset, evaluate_batch, repeats=repeats):
         results.add(gather(run, hooks, mine))
     unique = int(results.seen.count_nonzero())
     if not results.evaluated == unique == len(dataset):
@@ -132,13 +136,16 @@ def first_micro_batch(run: Run, hooks: Hooks, dataset: Dataset) -> MicroBatch:
 
 @torch.no_grad()
 def forward_all(
-    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False
+    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False, repeats: bool = False
 ) -> Iterator[Collected]:
     """Yield the task's outputs for this rank's rows, on the CPU, some at a time; with ``sanity``, of one micro-batch.
 
+    That micro-batch is read twice, and with ``repeats`` the first step is: rows that are random would make a metric
+    follow from the number of ranks and of loader processes.
+
     Every rank yields as often, and runs the same number of forward passes, as sharded parameters need. Padding rows
     are dropped. Rows of a rank that does not lead its data shard are dropped, too, unless ``sanity``. Raises TaskError
-    for outputs of a wrong shape.
+    for outputs of a wrong shape, and for rows that have other values when they are read again.
     """
     plan = evaluation_plan(run, dataset)
     sampler: Sampler
@@ -156,6 +163,8 @@ def forward_all(
             if step % together == 0:
                 collector = Collector()
             taken = prefetcher.take()
+            if sanity or (repeats and step == 0):
+                check_collation(dataset, taken, run.config.loader.workers, EVALUATED)
             prefetcher.fetch()
             for micro, batch in taken:
                 with autocast:

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import UNPINNED
+from distcore.errors import TaskError
+from distcore.launchers.processes.failures import one_line
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
 
@@ -33,16 +35,24 @@ class MicroBatches:
         self.sampler = sampler
         self.workers = config.loader.workers
         self.pin = config.device not in UNPINNED
+        self._is_checked = False
 
-    def __getitem__(self, micro: MicroBatch) -> Loaded:
-        return Loaded(micro, self.dataset.batch(micro.indices))
+    def __getitem__(self, micro: MicroBatch) -> Loaded | Failed:
+        try:
+            loaded = Loaded(micro, batch_of(self.dataset, micro))
+            if not self._is_checked:  # in this loader process
+                _check_travels(loaded)
+        except TaskError as error:
+            return Failed(str(error))
+        self._is_checked = True
+        return loaded
 
     def stream(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, Batch]]:
         """Yield the micro-batches of these steps in order: the row numbers, and the collated batch on the CPU."""
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
-            return ((micro, self.dataset.batch(micro.indices)) for micro in micros)
-        loader: DataLoader[Loaded] = DataLoader(
+            return ((micro, batch_of(self.dataset, micro)) for micro in micros)
+        loader: DataLoader[Loaded | Failed] = DataLoader(
             self,  # type: ignore[arg-type]
             sampler=micros,
             batch_size=None,
@@ -50,7 +60,7 @@ class MicroBatches:
             worker_init_fn=send_by_value,
             pin_memory=self.pin,  # lets to_device copy while the device computes
         )
-        return ((loaded.micro, loaded.batch) for loaded in loader)
+        return map(_taken, loader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,41 @@ class Loaded:
     def pin_memory(self) -> Loaded:
         """Return the micro-batch with all tensors in pinned memory; DataLoader calls this."""
         return Loaded(self.micro, each_tensor(self.batch, pinned))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a loader process says instead of a micro-batch: an exception would come with two processes' tracebacks."""
+
+    line: str
+    """The error, one line."""
+
+
+def _taken(loaded: Loaded | Failed) -> tuple[MicroBatch, Batch]:
+    if isinstance(loaded, Failed):
+        raise TaskError(loaded.line)
+    return loaded.micro, loaded.batch
+
+
+def batch_of(dataset: Dataset, micro: MicroBatch) -> Batch:
+    """Return the collated rows; raises TaskError for StopIteration, which would end the stream instead of the run."""
+    try:
+        return dataset.batch(micro.indices)
+    except StopIteration as error:
+        raise TaskError(f"dataset: batch() raised StopIteration for rows {micro.indices[:3].tolist()} …") from error
+
+
+def _check_travels(loaded: Loaded) -> None:
+    """Raise TaskError for a batch that cannot be sent to the process that trains, which would wait for it for ever."""
+    try:
+        # Without the tensors, which torch can send, and which would be copied to shared memory for nothing.
+        ForkingPickler.dumps(each_tensor(loaded.batch, lambda _tensor: None))
+    except Exception as error:  # any class: pickling calls the code of the user's own classes
+        reason = one_line(f"{type(error).__name__}: {error}", limit=200)
+        raise TaskError(
+            f"dataset: a loader process cannot send its batch ({reason}): define its classes at the top of a module, "
+            "or --set loader.workers=0"
+        ) from error
 
 
 def pinned(tensor: Tensor) -> Tensor:
@@ -109,7 +154,7 @@ def on_device(run: Run, batch: Batch, training: bool = True) -> Batch:
     return run.consult(batch, training) if run.consult else batch
 
 
-def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+def each_tensor(batch: Batch, change: Callable[[Tensor], Any]) -> Batch:
     """Return a nesting of mappings, lists and tuples with ``change`` applied to each tensor."""
     if isinstance(batch, Tensor):
         return change(batch)

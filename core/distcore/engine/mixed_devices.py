@@ -1,4 +1,4 @@
-"""Explain torch's "different devices" error in one line: where it is raised, and who must move a tensor."""
+"""Explain torch's errors about mixed devices and mixed kinds of tensors in one line: where, and what to do."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from distcore.errors import StrategyError, TaskError, raised_at
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
+SHARDED = "got mixed torch.Tensor and DTensor"
+"""Part of torch's message for a shard beside a whole tensor."""
+
 
 @contextmanager
 def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Turn torch's "different devices" error into a TaskError.
+    """Turn torch's "different devices" error into a TaskError, and that of a parameter used outside of a sharded model.
 
     It becomes a StrategyError if the strategy left part of the model on another device. On a CPU no error changes.
     """
     try:
         yield
     except RuntimeError as error:
+        if SHARDED in str(error):
+            raise TaskError(
+                f"task: strategy {hooks.name!r} shards parameters, and the loss uses one outside of model(...): "
+                f"compute with it inside of the model's forward{raised_at(error)}"
+            ) from error
         if run.world.device.type == "cpu" or not MIXED.search(str(error)):
             raise
         said = " ".join(str(error).split(". ")[0].split())

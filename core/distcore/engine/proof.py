@@ -29,7 +29,7 @@ from distcore.distributed.devices import free_memory, peak_memory
 from distcore.engine.evaluation import first_micro_batch, forward_all
 from distcore.engine.loader import to_device
 from distcore.engine.precision import autocast_for
-from distcore.engine.replay import PlainCopy, Replayed, replay, untouched_generators
+from distcore.engine.replay import PlainCopy, Replayed, replay, untouched_generators, without_gradient_hooks
 from distcore.errors import CheckpointError, DistcoreError, TaskError
 from distcore.launchers.processes.failures import one_line
 from distcore.model.dropout import CountsDraws
@@ -83,12 +83,13 @@ ROUNDING = 10
 """A difference up to so many times what another order of rows makes in one process shows nothing."""
 
 CAUSES = {
-    "loss": "weights that forward writes or reads as numbers, a child's weight read in its parent's forward, "
-    "random numbers of its own",
+    "loss": "weights that forward writes or reads as numbers, a child's weight read in its parent's forward (larger "
+    "units of sharding may do: strategy_options.wrap), random numbers of its own",
     "norm": "hooks on parameters, gradients with respect to inputs, a loss that bypasses model(...)",
     "update": "hooks on parameters, weights that forward writes, attributes that the optimizer reads",
     "buffer": "state that forward updates",
-    "outputs": "state that differs between training and evaluation, weights that forward writes",
+    "outputs": "state that differs between training and evaluation, weights that forward writes, a child's weight read "
+    "in its parent's forward (larger units of sharding may do: strategy_options.wrap)",
 }
 """What is known to make a difference, by what differs."""
 
@@ -137,6 +138,7 @@ class Proof:
         self._memory_before = 0
         self._evaluated_rows = np.empty(0, dtype=np.int64)
         self._steps = STEPS
+        self._changers = hooks.changers
         self.facts: dict[str, Any] = {"steps": 0, "why": self._why_not if self._wanted else "not asked for"}
         """The entry ``proof`` of the report."""
 
@@ -264,7 +266,9 @@ class Proof:
                 worst, name = apart, key
         if worst <= bound.outputs:
             return
-        if draws or any(not _apart(_values(again[key]), _values(expected[key])) <= bound.outputs for key in expected):
+        if self._changers:
+            log.warning("proof: evaluated rows are not compared: %s", self._changers[0])
+        elif draws or any(not _apart(_values(again[key]), _values(expected[key])) <= bound.outputs for key in expected):
             why = "draws random numbers" if draws else "does not repeat itself"
             log.warning("proof: evaluated rows are not compared: the evaluation %s", why)
         else:
@@ -338,7 +342,8 @@ class Proof:
             log.warning("proof: the first steps are not proved: %s", reason)
         else:
             name = distance.names.get(what, "")
-            raise TaskError(self._message(run, what, getattr(distance, what), getattr(bounds, what), name))
+            known = str(expected.habits)
+            raise TaskError(self._message(run, what, getattr(distance, what), getattr(bounds, what), name, known))
 
     def _give_up(self, why: str) -> None:
         self.facts = {"steps": 0, "why": why}
@@ -348,6 +353,8 @@ class Proof:
         """Return why the job has no result to compare with, found in plain PyTorch alone; empty if it has one."""
         assert self._plain is not None
         plain = self._plain
+        if self._changers:
+            return f"{self._changers[0]}, and one plain process has no extensions"
         if not all(map(math.isfinite, expected.losses)):
             return "the loss of one plain process is not a finite number"
         plain.reset()
@@ -387,6 +394,13 @@ class Proof:
         what = halved.beyond(bounds)
         if not what:
             return ""
+        if expected.habits.hooked and self._only_hooks_mix(run, bounds):
+            raise TaskError(
+                f"proof: the hook on the gradient of {expected.habits.hooked!r} is not linear: called once in each "
+                f"micro-batch on each rank, it has another result than for the whole gradient (its {what} moves by "
+                f"{getattr(halved, what):.0e}); change the whole gradient in an extension's step(), or have one rank "
+                f"and one micro-batch a step; {ADVICE}"
+            )
         if what == "buffer":
             return (
                 f"one plain process depends on how it cuts a batch: forward updates the buffer "
@@ -395,11 +409,21 @@ class Proof:
         return (
             f"one plain process depends on how it cuts a batch (in two, its {what} moves by "
             f"{getattr(halved, what):.0e}): a row's loss depends on other rows of its micro-batch, as with batch "
-            "normalization, or a hook on a gradient is not linear; a loss over the whole batch is batch_loss()"
+            "normalization; a loss over the whole batch is batch_loss()"
         )
 
-    def _message(self, run: Run, what: str, error: float, bound: float, name: str) -> str:
-        """Return the line that ends a run which differs."""
+    def _only_hooks_mix(self, run: Run, bounds: Bounds) -> bool:
+        """Return True if one plain process without its hooks on gradients does not depend on how it cuts a batch."""
+        assert self._plain is not None
+        plain = self._plain
+        with without_gradient_hooks(plain.model):
+            plain.reset()
+            whole = replay(plain, run, self._steps)
+            plain.reset()
+            return not between(replay(plain, run, self._steps, parts=2), whole, plain).beyond(bounds)
+
+    def _message(self, run: Run, what: str, error: float, bound: float, name: str, seen: str = "") -> str:
+        """Return the line that ends a run which differs. ``seen``: what the job does that can be the cause."""
         thing = {
             "loss": "the loss",
             "norm": "the gradient's norm",
@@ -411,9 +435,10 @@ class Proof:
         ranks = f"{run.world.size} rank{'s' * (run.world.size > 1)}"
         cut = f"{run.accumulation} micro-batch{'es' * (run.accumulation > 1)} a step"
         under = f"under {run.config.strategy!r} on {ranks}, {cut}"
+        cause = f"here {seen}" if seen else f"known to do that: {CAUSES[what]}"
         return (
             f"proof: {when} {thing} differs from that of one plain process by {error:.1e} (bound {bound:.0e}), "
-            f"{under}; known to do that: {CAUSES[what]}; another strategy may train it, and {ADVICE}"
+            f"{under}; {cause}; another strategy may train it, and {ADVICE}"
         )
 
 

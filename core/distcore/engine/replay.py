@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
@@ -25,6 +25,7 @@ from distcore.engine.loader import to_device
 from distcore.engine.loop import seed_step
 from distcore.engine.precision import DTYPES
 from distcore.model.dropout import CountsDraws
+from distcore.model.gradient_hooks import hooked_parameters
 from distcore.model.model_source import base_source, model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.model.row_dropout import RowMasks, other_generators, use_row_masks
@@ -42,6 +43,46 @@ from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
 from distcore.resolve.complete import computed_plainly
 
 
+@dataclass
+class Habits:
+    """What a job does beyond reading weights in forward and one backward pass; seen during a replay."""
+
+    writes: str = ""
+    """The first weight that forward writes."""
+    slopes: bool = False
+    """True if the loss takes gradients itself."""
+    hooked: str = ""
+    """The first parameter with a hook on its gradient."""
+
+    def __str__(self) -> str:
+        """Return them in words; empty if there are none."""
+        told = [
+            f"forward writes the weight {self.writes!r}" if self.writes else "",
+            "the loss takes gradients itself (torch.autograd.grad)" if self.slopes else "",
+            f"the gradient of {self.hooked!r} has a hook" if self.hooked else "",
+        ]
+        return ", and ".join(filter(None, told))
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator[None]:
+        """Note what the ``with`` block, a forward pass, does."""
+        parameters = dict(model.named_parameters())
+        before = {name: parameter._version for name, parameter in parameters.items()}
+        original = torch.autograd.grad
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            self.slopes = True
+            return original(*arguments, **named)
+
+        torch.autograd.grad = noted
+        try:
+            yield
+        finally:
+            torch.autograd.grad = original
+        written = (name for name, parameter in parameters.items() if parameter._version != before[name])
+        self.writes = self.writes or next(written, "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
     """Some optimizer steps in plain PyTorch."""
@@ -54,6 +95,22 @@ class Replayed:
     """Each parameter and buffer after the last step, on the CPU, by its name in the model."""
     draws: bool
     """True if a forward pass drew from torch's, Python's or numpy's generator: numbers that follow from the rank."""
+    habits: Habits = field(default_factory=Habits)
+    """What the job does that copies of weights cannot follow."""
+
+
+@contextmanager
+def without_gradient_hooks(model: nn.Module) -> Iterator[None]:
+    """Take the hooks on gradients away for the ``with`` block."""
+    own: list[Any] = [parameter for parameter in model.parameters() if getattr(parameter, "_backward_hooks", None)]
+    held = [dict(parameter._backward_hooks) for parameter in own]
+    for parameter in own:
+        parameter._backward_hooks.clear()  # in place: autograd holds the same dict
+    try:
+        yield
+    finally:
+        for parameter, hooks in zip(own, held, strict=True):
+            parameter._backward_hooks.update(hooks)
 
 
 class PlainCopy:
@@ -132,6 +189,7 @@ def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1, backwards: bo
         norms=[norm for _, norm in results],
         state=state_of(plain.model),
         draws=replayer.draws,
+        habits=replayer.habits,
     )
 
 
@@ -147,6 +205,7 @@ class _Replayer:
         self._by_phase = parameters_by_phase(task.phases, self._trained)
         self._losses = task.losses_of_phases(_not_logged) if self._by_phase else {"": task.loss_that_logs(_not_logged)}
         self.draws = False
+        self.habits = Habits(hooked=min(hooked_parameters(model), default=""))
 
     def coming(self, steps: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield number, epoch and rows of each step."""
@@ -184,7 +243,8 @@ class _Replayer:
                 batch = self._plain.task.consult(self._plain.frozen, batch)
         by_masks, before = masks.drawn if masks else 0, other_generators()
         by_row = masks.begin_rows(part, device, batch) if masks else nullcontext()
-        with by_row, self._autocast(), CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+        watched = self.habits.watch(self._plain.model)
+        with watched, by_row, self._autocast(), CountsDraws() as drawn:  # type: ignore[no-untyped-call]
             share = self._share(dataset, part, rows, batch, loss)
         by_masks = masks.drawn - by_masks if masks else 0
         self.draws = self.draws or drawn.count > by_masks or before != other_generators()
@@ -223,7 +283,7 @@ def global_batches(plan: Any) -> Iterator[tuple[int, np.ndarray]]:
 def clip_gradients(parameters: list[nn.Parameter], clip: Clip) -> float:
     """Clip as the config says, the whole norm first; return the norm before, computed in fp64."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = math.hypot(*(float(gradient.detach().double().norm()) for gradient in gradients))
+    norm = math.hypot(*(float(_wide(gradient).norm()) for gradient in gradients))
     if clip.norm is not None:
         factor = min(1.0, clip.norm / (norm + 1e-6))  # as torch has it
         for gradient in gradients:
@@ -232,6 +292,10 @@ def clip_gradients(parameters: list[nn.Parameter], clip: Clip) -> float:
         for gradient in gradients:
             gradient.clamp_(-clip.value, clip.value)
     return norm
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    return gradient.detach().to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from distcore.checkpoint.foreign import adopt
 from distcore.checkpoint.job_state import fingerprint, saved_unlogged, steps_key
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.saver import Saver
-from distcore.checkpoint.surroundings import save_task_files
+from distcore.checkpoint.surroundings import SOURCES, save_task_files, source_digests, warn_of_changed_sources
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
@@ -24,8 +24,10 @@ from distcore.engine.evaluation import sanity_check
 from distcore.engine.finish import finish
 from distcore.engine.fit import fit
 from distcore.engine.frozen import with_frozen
+from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import explain_mixed_devices
+from distcore.engine.module_checks import check_module
 from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.proof import Proof
@@ -33,6 +35,7 @@ from distcore.engine.shared_folder import check_shared
 from distcore.errors import StoppedError, StrategyError, refuse_exit
 from distcore.files import absolute, hold
 from distcore.model import averages
+from distcore.model.gradient_hooks import hooked_parameters, refuse_lost_hooks
 from distcore.model.model_source import model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.plugin.options import build
@@ -64,7 +67,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with arithmetic_of(resolved.config), refuse_exit():
+        with arithmetic_of(resolved.config), refuse_exit(), refuse_inner_gradients(hooks):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error), error.exit_code
@@ -120,7 +123,8 @@ def begin(
     if world.is_main:
         content.continue_in_background()
     digests, held = start_folder(run, hooks, task, data, progress)
-    facts = {"data": rows, "evaluation_data": judged, "task_files": digests}
+    sources = source_digests(completed.config)
+    facts = {"data": rows, "evaluation_data": judged, "task_files": digests, SOURCES: sources}
     return run, data, Saver(run, hooks, facts, content=content, held=held), progress, best
 
 
@@ -166,6 +170,8 @@ def build_run(
     with garbage.spare_modules():
         built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
+    if training:
+        check_module(config, hooks.capabilities, module)
     if proof is not None:
         proof.keep(config, data, module)
     base, compiled = set_up_module(config, task, module, training)
@@ -187,7 +193,9 @@ def build_run(
         tally=Tally((*bound.logs, *bound.phases, *hooks.logs)),
         facts={"model": model_size(module), "micro_batches": cut(config)},
     )
+    hooked = hooked_parameters(module) if training else set()
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config, bound.phases) if training else None)
+    refuse_lost_hooks(config.strategy, module, hooked)
     if bound.has("frozen"):
         run = with_frozen(replace(run, model=wrapped.model), hooks, bound, data)
     if not training:
@@ -229,6 +237,8 @@ def resume_or_start(
         run.tally.unlogged = saved_unlogged(job_state, path)
         hooks.load_states(job_state.get("states", {}))
         log.info("resumed from %s at step %d", path, progress.step)
+        if run.world.is_main:
+            warn_of_changed_sources(path, job_state, run.config)
         if progress.step >= run.total_steps and run.world.is_main:
             key = steps_key(run.config)
             flag, most = f"--{key.replace('_', '-')}", getattr(run.config, key)

@@ -13,11 +13,12 @@ from distcore import checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import fingerprint, saved_config
 from distcore.checkpoint.row_content import RowContent
-from distcore.checkpoint.surroundings import check_rows, check_task_files
+from distcore.checkpoint.surroundings import check_rows, check_task_files, warn_of_changed_sources
 from distcore.config import GIVEN, RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import evaluate_all
+from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
 from distcore.files import strict_json
@@ -82,7 +83,7 @@ def evaluate_rank(config: RunConfig, path: Path, chosen: str, as_json: bool) -> 
 def evaluate_as_rank(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
     """Evaluate a checkpoint as one rank; every rank calls and gets the same report."""
     hooks, world = set_up(resolved, rank_info)
-    with arithmetic_of(resolved.config):
+    with arithmetic_of(resolved.config), refuse_inner_gradients(hooks):
         report = _evaluate_in(world, resolved, hooks, rank_info, path)
     hooks.teardown(world)
     return report
@@ -97,6 +98,8 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     if config.task_options.get("test_data"):  # these rows, and no evaluation set
         data = replace(data, evaluations={})
     check_world(run, hooks, rank_info)
+    if world.is_main:
+        warn_of_changed_sources(path, checkpoint.Checkpoint(path).job_state(), config)
     weights = checkpoint.load_weights(run, hooks, path)
     with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):
         evaluation = evaluate_all(run, hooks, task, data)

@@ -19,7 +19,7 @@ from distcore import registry
 from distcore.checkpoint.job_state import check_base, saved_config
 from distcore.checkpoint.provenance import provenance
 from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
-from distcore.checkpoint.surroundings import check_task_files
+from distcore.checkpoint.surroundings import check_task_files, warn_of_changed_sources
 from distcore.config import RunConfig
 from distcore.engine.precision import DTYPES
 from distcore.errors import CheckpointError, DistcoreError
@@ -27,6 +27,7 @@ from distcore.jobs.export_proof import Proof, Prover, proof_rows
 from distcore.model.adapters import adapter_of
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
+from distcore.plugin.strategy.extra_state import extra_state_names, load_extra_state
 from distcore.resolve import tasks
 
 
@@ -134,6 +135,7 @@ def _trained_model(checkpoint: Checkpoint, config: RunConfig, task_name: str | N
     path, job_state = checkpoint.path, checkpoint.job_state()
     task = tasks.of(config, task_name)
     check_task_files(path, job_state)
+    warn_of_changed_sources(path, job_state, config, task_name)
     data = task.data_of(path, config)
     module = model_source(config, task, data).build()
     check_base(base_of(config, task, module), job_state, path)
@@ -199,15 +201,17 @@ def _saved_floats(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy the checkpoint's weights, or their average, and buffers into ``module``.
+    """Copy the checkpoint's weights, or their average, buffers and extra state into ``module``.
 
     Raises CheckpointError if they do not fit.
     """
     tensors, evaluated = dict(module.named_parameters()) | dict(module.named_buffers()), Evaluated(checkpoint)
+    extra = {name: checkpoint[f"model/{name}"] for name in extra_state_names(module) if f"model/{name}" in checkpoint}
+    load_extra_state(module, extra)
     with torch.no_grad():
         for name in checkpoint:
             kind, _, rest = name.partition("/")
-            if kind != "model":
+            if kind != "model" or rest in extra:
                 continue
             if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
                 raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")

@@ -16,7 +16,7 @@ from typing import Any
 from distcore import checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.manifest import MANIFEST
-from distcore.checkpoint.surroundings import check_task_files
+from distcore.checkpoint.surroundings import check_task_files, warn_of_changed_sources
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
@@ -113,7 +113,9 @@ def check(
     begun = PredictionFile(out, facts)
     prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
-    check_task_files(path, checkpoint.Checkpoint(path).job_state())
+    job_state = checkpoint.Checkpoint(path).job_state()
+    check_task_files(path, job_state)
+    warn_of_changed_sources(path, job_state, resolved.config)
     data = predicting.data_of(path, resolved.config)
     rows = sum(len(predicting.unlabeled(window, data).test) for window in prediction.windows(predicting))
     if not rows:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.fit import is_due
+from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.loop import steps_ahead, train_step
 from distcore.engine.mode import set_mode
 from distcore.engine.own_step import OwnStep
@@ -73,6 +74,7 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(arithmetic_of(resolved.config))
             self._hooks, world = set_up(resolved, rank_info, listens=False)
+            stack.enter_context(refuse_inner_gradients(self._hooks))
             self._opened, self._data, self._saver, self._progress, _ = begin(world, resolved, self._hooks, rank_info)
             stack.callback(self._saver.close)
             stack.enter_context(attention_of(world.device, self._data.train.lengths))

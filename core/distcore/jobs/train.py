@@ -262,7 +262,22 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
 def _show_plan(resolved: Resolved) -> None:
     from distcore.jobs.dry_run import describe
 
-    print(describe(resolved, check(resolved)))
+    data = check(resolved)
+    check_built(resolved, data)
+    print(describe(resolved, data))
+
+
+def check_built(resolved: Resolved, data: Datasets) -> None:
+    """Raise ModelError or TaskError for a model that could not be trained or saved, if it can be built without values.
+
+    A run finds that when it builds the model.
+    """
+    from distcore.engine.module_checks import check_module
+    from distcore.model.model_source import model_source
+
+    with contextlib.suppress(MetaModelError):
+        meta_model = model_source(resolved.config, resolved.task, data).meta_model()
+        check_module(resolved.config, resolved.capabilities, meta_model)
 
 
 def check(resolved: Resolved) -> Datasets:

@@ -39,7 +39,8 @@ def update(run: Run, hooks: Hooks, step: int) -> None:
     """Update ``run.ema`` with the weights after optimizer step ``step``, counted from 1; without communication."""
     average, now = run.ema or {}, _trained_state(run, hooks)
     kept = [tensor for held in average.values() for tensor in values_of(held)]
-    new = [tensor.float() for name in average for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])]
+    parts = [tensor for name in average for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])]
+    new = [tensor.to(_averaged_in(tensor)) for tensor in parts]
     if kept:  # a rank may hold no part of any weight
         get_ema_multi_avg_fn(decay_at(run, step))(kept, new, None)  # type: ignore[no-untyped-call]
 
@@ -103,9 +104,18 @@ def _trained_state(run: Run, hooks: Hooks) -> State:
     return {name: value for name, value in held.items() if name in names}
 
 
+def _averaged_in(tensor: Tensor) -> torch.dtype:
+    """Return the dtype of a weight's average: fp32 at least, and wide or complex ones stay what they are."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def _copied(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | list[Box]:
     if isinstance(held, Tensor):
-        return held.detach().to(torch.float32, copy=True)
+        return _copy_of(held)
     if isinstance(held, Piece | Box):
-        return replace(held, values=held.values.detach().to(torch.float32, copy=True))
-    return [replace(box, values=box.values.detach().to(torch.float32, copy=True)) for box in held]
+        return replace(held, values=_copy_of(held.values))
+    return [replace(box, values=_copy_of(box.values)) for box in held]
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(_averaged_in(tensor), copy=True)

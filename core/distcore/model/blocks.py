@@ -6,7 +6,7 @@ Sharding and compilation treat a block as one unit, pipelines are cut between bl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -18,14 +18,20 @@ def repeated_classes(model: nn.Module) -> frozenset[str]:
     """Return the class names of a model's blocks, and of other unsplittable modules, such as embeddings.
 
     They are the names in ``_no_split_modules``. Without this attribute they are the classes of numbered children, or
-    else the largest class that occurs more than once, such as the layers of a plain ``nn.Sequential``.
+    else the largest class that occurs more than once, such as the layers of a plain ``nn.Sequential``. A layer without
+    modules inside counts only there: any other parent may read its weights, and would read a shard.
     """
     stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if present := frozenset(stated & {type(module).__name__ for module in model.modules()}):
         return present
     if numbered := [path for stack in _numbered(model) for path in stack]:
         return frozenset(type(model.get_submodule(path)).__name__ for path in numbered)
-    modules = [module for module in model.modules() if _size(module) and not isinstance(module, CONTAINERS)]
+    read_elsewhere = set(_leaves_outside_of_sequences(model))
+    modules = [
+        module
+        for module in model.modules()
+        if _size(module) and not isinstance(module, CONTAINERS) and type(module) not in read_elsewhere
+    ]
     counts = Counter(type(module) for module in modules)
     repeated = [module for module in modules if counts[type(module)] > 1]
     # One with modules inside comes first: the embeddings of a small model can be larger than its blocks.
@@ -116,6 +122,13 @@ def _numbered(model: nn.Module) -> list[list[str]]:
         if any(count > 1 for count in Counter(map(type, blocks.values())).values()):
             stacks.append(list(blocks))
     return stacks
+
+
+def _leaves_outside_of_sequences(model: nn.Module) -> Iterator[type[nn.Module]]:
+    """Yield the class of each layer without modules inside whose parent calls it in a forward pass of its own."""
+    for parent in model.modules():
+        if not isinstance(parent, nn.Sequential):
+            yield from (type(child) for child in parent.children() if not any(child.children()))
 
 
 def _size(module: nn.Module) -> int:

@@ -18,6 +18,7 @@ from distcore.launchers.processes.failures import one_line
 from distcore.model.adapters import adapted
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
+from distcore.model.gradient_hooks import gradient_hooks
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
 from distcore.model.pretrained_slices import check_values, replay_files
@@ -139,13 +140,22 @@ def source_of(config: RunConfig, make: Callable[[], nn.Module], folder: Path | N
     def replay() -> tuple[nn.Module, WeightStream]:
         if folder:
             made = as_made()
+            _check_no_hooks(made)
             convert = getattr(made, "safetensors_folder", None)
             return replay_files(made, convert() if convert else folder, config.seed)
         from distcore.model.deferred_init.replay import replay_build  # fake tensors are slow to import
 
-        return replay_build(make, meta_model(), config.seed)
+        made = meta_model()
+        _check_no_hooks(made)
+        return replay_build(make, made, config.seed)
 
     return ModelSource(build=build, meta_model=meta_model, folder=folder, replay=replay)
+
+
+def _check_no_hooks(meta_model: nn.Module) -> None:
+    """Raise MetaModelError for a hook on a gradient: what it reads, such as a mask, was built without values, too."""
+    for name in gradient_hooks(meta_model):
+        raise MetaModelError(f"build_model() registers a hook on the gradient of {name}")
 
 
 def _check_nothing_is_lost(meta_model: nn.Module) -> None:

@@ -95,7 +95,7 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
         )
     optimizer = load_optimizer(config)
     if not type(optimizer).__module__.startswith("distcore."):
-        check_own(name, optimizer)
+        check_own(name, optimizer, int(config.nproc))
 
 
 def log_compilation(config: RunConfig, mode: str) -> None:

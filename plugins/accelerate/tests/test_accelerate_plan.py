@@ -51,6 +51,8 @@ def test_fsdp2_declares_what_it_can_and_its_stand_in_the_same() -> None:
         optimizers=frozenset({"adamw", "adamw8bit", "muon"}),
         other_optimizers="elementwise",
         shards_parameters=True,
+        inner_gradients="first",
+        lacks=frozenset({"sparse gradients"}),
         phases=True,
         own_steps=True,
         ema=True,

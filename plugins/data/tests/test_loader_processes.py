@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from distcore import BatchPlan, ConstantColumn, RunConfig
-from distcore.engine.loader import Loaded, MicroBatches
+from distcore.engine.loader import Failed, Loaded, MicroBatches
 from distcore.plugin.batching.sampling import rank_sampler
 from distcore_data import IndexedRows, MixedRows, RowOrder, WindowedRows, shares_of
 
@@ -127,20 +127,20 @@ def test_loader_processes_of_many_schedules_lose_and_double_no_row(tmp_path: Pat
     assert check_schedules(tmp_path, 60) > 500
 
 
-class EachAll(IterableDataset[Loaded]):
+class EachAll(IterableDataset[Loaded | Failed]):
     """Micro-batches that each process reads, as of a stream that does not know that it is one of several."""
 
     def __init__(self, batches: MicroBatches, epoch: int, steps: range) -> None:
         self.batches, self.micros = batches, [micro for step in steps for micro in batches.sampler(epoch, step)]
 
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Iterator[Loaded | Failed]:
         return (self.batches[micro] for micro in self.micros)
 
 
 class EqualShares(EachAll):
     """Micro-batches of which each process reads as many as the others, without those that are left."""
 
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Iterator[Loaded | Failed]:
         told = get_worker_info()
         assert told is not None
         share = len(self.micros) // self.batches.workers

@@ -27,8 +27,11 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
     first step of a resumed run would therefore round differently than in an uninterrupted run.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with_sparse_gradients = {
+        layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
+    }
     own = vars(module).get("forward")  # some wrappers replace the method on the instance
-    module.forward = lambda _: torch.stack([parameter.sum() for parameter in trained]).sum()
+    module.forward = lambda _: sum(_real_sum(parameter, parameter in with_sparse_gradients) for parameter in trained)
     try:
         wrapped(trained[0].detach()).backward()  # of an accelerator, where the wrapper cannot be called with no input
     finally:
@@ -36,6 +39,14 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
         if own is not None:
             module.forward = own
     module.zero_grad()
+
+
+def _real_sum(parameter: nn.Parameter, sparse: bool) -> torch.Tensor:
+    """Return a real scalar whose gradient for ``parameter`` has the layout of those of training."""
+    if sparse:  # torch has set a bucket apart for it, which takes no dense gradient
+        first = torch.zeros(1, dtype=torch.long, device=parameter.device)
+        return nn.functional.embedding(first, parameter, sparse=True).sum()
+    return (torch.view_as_real(parameter) if parameter.is_complex() else parameter).sum()
 
 
 def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:

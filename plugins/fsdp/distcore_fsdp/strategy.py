@@ -43,6 +43,7 @@ from distcore import (
     join_process_group,
     return_large_blocks,
 )
+from distcore_fsdp.gradient_hooks import carry_gradient_hooks, gradient_hooks
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
 from distcore_fsdp.units import Recomputed, Wrap, checkpoint_activations, describe_units, find_units
 
@@ -124,6 +125,8 @@ class FSDPStrategy:
             ),  # adamw8bit needs whole rows only, and muon gathers its matrices
             other_optimizers="elementwise",
             shards_parameters=True,
+            inner_gradients="first",
+            lacks=frozenset({"sparse gradients"}),
             phases=True,
             own_steps=True,
             ema=True,
@@ -186,7 +189,7 @@ class FSDPStrategy:
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Shard the units, then the root. Load the shards if the model has no storage yet."""
         values: WeightStream | None = run.strategy_state
-        units = find_units(model, self.wrap)
+        units, hooks = find_units(model, self.wrap), gradient_hooks(model)
         log.info("fsdp: %s", describe_units(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
         options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
@@ -198,6 +201,7 @@ class FSDPStrategy:
         if values is not None:
             self._allocate(model, run.world.device)
             dtensors.replay(model, values)
+        carry_gradient_hooks(model, hooks)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             checkpoint_activations(units.values(), self.activation_checkpointing)
         _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)

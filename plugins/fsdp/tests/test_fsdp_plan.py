@@ -85,6 +85,8 @@ def test_it_declares_what_it_can(sharding: Any, alone: bool) -> None:
         optimizers=frozenset({"adamw", "adamw8bit", "muon"}),
         other_optimizers="elementwise",
         shards_parameters=True,
+        inner_gradients="first",
+        lacks=frozenset({"sparse gradients"}),
         phases=True,
         own_steps=True,
         ema=True,

@@ -76,6 +76,8 @@ class HorovodStrategy:
             phases=self.find_unused and self.op != "adasum",
             why_not_phases="adasum is not a mean" if self.op == "adasum" else NEEDS_FIND_UNUSED,
             owns=frozenset({"optimizer"}),
+            hides_gradients=self.op == "adasum",
+            lacks=frozenset({"sparse gradients", "complex parameters"}),
             ema=True,
             saves_alone=self.op != "adasum",
             compiles=frozenset({"on", "regions"}),
@@ -174,22 +176,30 @@ class HorovodStrategy:
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Run the default. Turns the loss of a peer into ConnectionError."""
-        with lost_peers():
-            return defaults.backward(run, loss)
+        """Run the default; after the last backward pass of a step, wait for the summed gradients.
 
-    @hookimpl
-    def step(self, run: Run, clip: Clip) -> StepResult:
-        """Wait for the summed gradients, then clip and step. Earlier, each rank would clip its own gradients."""
+        They are whole before ``step``, so that an extension may change them there. Turns the loss of a peer into
+        ConnectionError.
+        """
         optimizer = _optimizer(run)
         with lost_peers():
-            if self.op == "adasum":  # steps first, then combines the steps of all ranks
-                return defaults.step(run, clip)
+            result = defaults.backward(run, loss)
+            is_last = optimizer.backward_passes_per_step == 1
+            if self.op == "adasum" or not is_last:  # adasum steps first, then combines the steps of all ranks
+                return result
             unused = find_unused_parameters(run, find=self.find_unused)
             optimizer.synchronize()
         for parameter in unused:
             parameter.grad = None  # Horovod has set it to zero, so weight decay would change the parameter
-        with optimizer.skip_synchronize():
+        return result
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step; the gradients are summed already. Earlier, each rank would clip its own."""
+        if self.op == "adasum":
+            with lost_peers():
+                return defaults.step(run, clip)
+        with _optimizer(run).skip_synchronize():
             return defaults.step(run, clip)
 
     @hookimpl

@@ -54,6 +54,7 @@ def test_it_declares_what_it_can() -> None:
         owns=frozenset({"optimizer"}),
         ema=True,
         saves_alone=True,
+        lacks=frozenset({"sparse gradients", "complex parameters"}),
         compiles=frozenset({"on", "regions"}),
         launchers=frozenset({"local", "torchrun", "slurm", "mpi", "horovodrun"}),
         limits=(
@@ -66,7 +67,8 @@ def test_it_declares_what_it_can() -> None:
     inexact = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
     by_timing = dict.fromkeys(("bit-for-bit", "dropout-repeats"), "groups=0: rounding of sums depends on timing")
     in_half = unused | dict.fromkeys(inexact, "gradients are sent in fp16")
-    steps = {"other_optimizers": "none", "why_not_phases": "adasum is not a mean", "saves_alone": False}
+    steps: dict[str, Any] = {"other_optimizers": "none", "why_not_phases": "adasum is not a mean", "saves_alone": False}
+    steps["hides_gradients"] = True
     made: dict[Any, dict[str, Any]] = {
         strategy.HorovodStrategy(): {},
         strategy.HorovodStrategy(op="average", find_unused=True): {"gradients": "mean", "phases": True, "exempt": {}},

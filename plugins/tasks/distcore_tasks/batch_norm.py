@@ -84,6 +84,8 @@ def _refuse(is_single: bool) -> None:
 class BatchNorm:
     """Has the layers of a model that trains count the rows of all ranks, where the strategy allows it."""
 
+    only_looks = True  # a step computes what one plain process does
+
     @hookimpl(wrapper=True)
     def wrap_model(
         self, run: Run, make_optimizer: OptimizerFactory | None

@@ -17,6 +17,8 @@ class NanGuard:
     Each check reads a value from the device and so waits for it.
     """
 
+    only_looks = True  # it changes no gradient, so strategies that have none before their step take it
+
     loss: bool = True
     """Check the loss of every step, before the optimizer uses its gradient."""
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from distcore.errors import ConfigError
+from distcore.model.dropout import CountsDraws
+from distcore.model.row_dropout import other_generators
 from distcore.plugin.optimizer import BuildsOptimizer, ParameterGroup
+
+OF_TORCH = frozenset({"state", "param_groups", "defaults"})
+"""Attributes of each torch optimizer, of which a checkpoint has what it needs."""
 
 
 def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
@@ -42,23 +47,43 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
     return cast("type[BuildsOptimizer]", made)
 
 
-def check(name: str, plugin: BuildsOptimizer) -> None:
-    """Take two steps on a small model; raises ConfigError for state that no checkpoint would hold."""
+STEPS = 12
+"""Steps of the check: what an optimizer does every tenth step, or begins after a warm-up of a few, shows as well."""
+
+
+def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
+    """Take some steps on a small model; raises ConfigError for state that no checkpoint would hold.
+
+    So does an optimizer that draws random numbers on several ``ranks``, which would draw other ones.
+    """
     with torch.random.fork_rng(devices=()):
         module = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)))
     decay = {"weight_decay": 0.0} if hasattr(plugin, "weight_decay") else {}
     optimizer = plugin.build(module, [{"params": list(module.parameters()), "lr": 1e-3, **decay}])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no torch.optim.Optimizer")
-    before = _settings(optimizer)
+    before, attributes = _settings(optimizer), _attributes(optimizer, module)
+    generators = other_generators()
     try:
-        for _ in range(2):
-            for parameter in module.parameters():
-                parameter.grad = torch.full_like(parameter, 0.5)
-            optimizer.step()
+        with CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+            for _ in range(STEPS):
+                for parameter in module.parameters():
+                    parameter.grad = torch.full_like(parameter, 0.5)
+                optimizer.step()
     except Exception as error:  # the user's code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"optimizer.name = {name!r}: its first steps, on a small model, failed: {reason}") from error
+    if ranks > 1 and (drawn.count or generators != other_generators()):
+        raise ConfigError(
+            f"optimizer.name = {name!r}: draws random numbers in its step, which would be others on each of {ranks} "
+            "ranks: use --nproc 1, or compute the numbers from step and element"
+        )
+    odd_keys = [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+    if odd_keys:
+        raise ConfigError(
+            f"optimizer.name = {name!r}: keeps state under the key {odd_keys[0]!r}, which is no parameter, so a "
+            "checkpoint would lose it; keep it in state[parameter]"
+        )
     kept = [
         (key, value, parameter.shape)
         for parameter, state in optimizer.state.items()
@@ -67,6 +92,8 @@ def check(name: str, plugin: BuildsOptimizer) -> None:
     ]
     lost = [f"state[parameter][{key!r}]" for key, value, _ in kept if not isinstance(value, torch.Tensor)]
     lost += [] if _settings(optimizer) == before else ["its param_groups"]
+    after = _attributes(optimizer, module)
+    lost += [owner for owner in sorted(after) if after[owner] != attributes.get(owner)]
     if lost:
         raise ConfigError(
             f"optimizer.name = {name!r}: keeps a value in {lost[0]} that is no tensor of a parameter's state, so a "
@@ -94,3 +121,30 @@ def _called(name: str, target: Callable[..., Any], groups: list[ParameterGroup],
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _attributes(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, object]:
+    """Return the values in attributes of the optimizer and of the parameters, to compare, by where they are."""
+    values: dict[str, object] = {}
+    for key, value in vars(optimizer).items():
+        if key not in OF_TORCH and not key.startswith("_optimizer_"):
+            values[f"its attribute {key!r}"] = _comparable(value)
+    for parameter in module.parameters():
+        for key, value in vars(parameter).items():
+            values[f"the attribute {key!r} of a parameter"] = _comparable(value)
+    return values
+
+
+def _comparable(value: object) -> object:
+    """Return the content of ``value``: a copy that a step does not change."""
+    if isinstance(value, nn.Parameter):  # a step moves it, and the model has it
+        return id(value)
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().reshape(-1).tolist()
+    if isinstance(value, Mapping):
+        return [(id(key), _comparable(inner)) for key, inner in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_comparable(inner) for inner in value]
+    if isinstance(value, int | float | str | bytes | None):
+        return value
+    return id(value)

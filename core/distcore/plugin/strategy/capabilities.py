@@ -67,6 +67,19 @@ class Capabilities:
 
     After the last backward pass ``grad`` of each parameter must be that of the global batch, whole or a DTensor.
     """
+    inner_gradients: Literal["all", "first", "none"] = "all"
+    """Gradients that a task's loss or metric may take itself, by ``torch.autograd.grad``.
+
+    ``first``: those without a gradient of their own, so no ``create_graph=True``. A run that takes others is refused
+    in its first pass, with one line.
+    """
+    lacks: frozenset[Literal["sparse gradients", "complex parameters"]] = frozenset()
+    """Kinds of trained parameters that its backend cannot take; a model that has one is refused by name."""
+    hides_gradients: bool = False
+    """True if no parameter has the gradient of the global batch in ``grad`` between the last ``backward`` and ``step``.
+
+    An extension that wraps ``step`` could not change it, and is refused unless it says ``only_looks = True``.
+    """
     forward_cost: float = 1.0
     """The overhead of one extra micro-batch, as a multiple of its overhead in one process.
 

@@ -29,6 +29,7 @@ from distcore.plugin.strategy.contract import (
     StepResult,
     World,
 )
+from distcore.plugin.strategy.extra_state import tensors_of_state
 from distcore.plugin.strategy.gradient_norm import scale, squared_norm
 from distcore.plugin.strategy.hookspecs import hookimpl
 from distcore.plugin.strategy.state import SavedState, State
@@ -170,12 +171,14 @@ def save_checkpoint(run: Run) -> State:
 def model_state(run: Run) -> dict[str, Tensor]:
     """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight by its first name.
 
-    Without the parameters of ``run.base``, which checkpoints leave out. The tensors are the model's own, not copies.
+    Without the parameters of ``run.base``, which checkpoints leave out, and without extra state, which the core saves.
+    The tensors are the model's own, not copies.
     """
     skipped_fraction = run.base.parameters if run.base else frozenset()
     parameters = {name: value for name, value in run.module.named_parameters() if name not in skipped_fraction}
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
-    buffers = {name: value for name, value in run.module.state_dict().items() if name not in every}
+    saved = tensors_of_state(run.module)
+    buffers = {name: value for name, value in saved.items() if name not in every}
     return {f"model/{name}": value for name, value in (parameters | buffers).items()}
 
 

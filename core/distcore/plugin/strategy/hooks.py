@@ -36,6 +36,7 @@ from distcore.plugin.strategy.contract import (
     StepResult,
     World,
 )
+from distcore.plugin.strategy.extra_state import extra_state, extra_state_names, load_extra_state
 from distcore.plugin.strategy.hookspecs import Events, Operations, hookimpl
 from distcore.plugin.strategy.state import SavedState, State
 from distcore.plugin.task.task import Batch, Datasets, Task
@@ -47,6 +48,10 @@ Passes = Callable[[Run, "list[tuple[MicroBatch, Batch]]", StepLoss], Tensor]
 """A function that runs the passes of a step, with arguments and answer of ``train_step``."""
 OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
 EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
+
+
+OF_A_STEP = ("wrap_model", "train_step", "backward", "step")
+"""Operations in which an extension can change what a step computes."""
 
 
 class Hooks:
@@ -75,7 +80,15 @@ class Hooks:
                 self._manager.check_pending()
             except pluggy.PluginValidationError as error:
                 raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
+        _refuse_blind_wrappers(name, self.capabilities, plugins)
         self._wrappers = [label for label, instance in plugins.items() if hasattr(instance, "wrap_model")]
+        self.changers = [
+            f"{label} wraps {hook}()"
+            for label, instance in plugins.items()
+            for hook in OF_A_STEP
+            if _is_marked(getattr(instance, hook, None)) and not getattr(instance, "only_looks", False)
+        ]
+        """What extensions do that can make another step of it than one plain process makes."""
         self._prepared = _Prepared()
         self._manager.register(self._prepared, "what the strategy prepared")  # last, so that it stands next to it
         self._call = self._manager.hook
@@ -178,12 +191,16 @@ class Hooks:
         return answer
 
     def save_checkpoint(self, run: Run) -> State:
-        """Call the hook; raises StrategyError unless it returns a dict."""
-        return self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
+        """Call the hook; add the modules' extra state. Raises StrategyError unless the hook returns a dict."""
+        state = self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
+        extra = {f"model/{name}": value for name, value in extra_state(run.module).items()}
+        return state | extra
 
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
-        """Call the hook; raises StrategyError unless it returns a bool."""
+        """Call the hook; load the modules' extra state. Raises StrategyError unless the hook returns a bool."""
         self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state, progress=progress))
+        names = [name for name in extra_state_names(run.module) if f"model/{name}" in state]
+        load_extra_state(run.module, {name: state[f"model/{name}"] for name in names})
 
     def teardown(self, world: World) -> None:
         """Call the hook; raises StrategyError unless it returns a bool."""
@@ -280,6 +297,16 @@ def capabilities_of(name: str, strategy: object) -> Capabilities:
             f"{SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {what_to_do}"
         )
     return declared
+
+
+def _refuse_blind_wrappers(name: str, capabilities: Capabilities, extensions: Mapping[str, object]) -> None:
+    """Raise StrategyError for an extension that may want to change gradients where there are none to change."""
+    for label, instance in extensions.items() if capabilities.hides_gradients else ():
+        if _is_marked(getattr(instance, "step", None)) and not getattr(instance, "only_looks", False):
+            raise StrategyError(
+                f"{label} wraps step(), and strategy {name!r} with these options has no gradients there that it could "
+                "change: take another strategy, or, if it only looks, let its class say only_looks = True"
+            )
 
 
 def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> None:

@@ -38,6 +38,8 @@ class Profile:
     communicates outside of ``torch.distributed`` it is unknown. A run of fewer steps is profiled as far as they go.
     """
 
+    only_looks = True  # it changes no gradient, so strategies that have none before their step take it
+
     wait: int = 5
     """First steps of this process that are not measured: they allocate, compile and compare rows between ranks."""
     steps: int = 10

@@ -1,0 +1,94 @@
+"""Refuse modules, before the first step, that a run cannot train or save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from distcore.checkpoint.tensors import NAMES
+from distcore.config import RunConfig
+from distcore.errors import ModelError
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.extra_state import extra_state, tensors_of_state
+
+SPARSE, COMPLEX = "sparse gradients", "complex parameters"
+"""Kinds of parameters, as ``Capabilities.lacks`` names them."""
+
+
+def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
+    """Raise ModelError or TaskError, one line, for a built model that cannot be trained or saved; it may be meta."""
+    _check_lazy(module)
+    _check_savable(module)
+    _check_renormalized(config, capabilities, module)
+    _check_synchronized(config, module)
+    _check_kinds(config, capabilities, module)
+
+
+def _check_lazy(module: nn.Module) -> None:
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise ModelError(
+                f"the model's {name!r} has no shape before a first forward pass: give the layer its sizes, or run one "
+                "pass in the function that builds the model"
+            )
+
+
+def _check_savable(module: nn.Module) -> None:
+    extra_state(module)  # raises for what no checkpoint can have
+    for name, tensor in tensors_of_state(module).items():
+        if tensor.dtype not in NAMES:
+            kinds = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in NAMES))
+            raise ModelError(
+                f"the model's {name!r} is of {tensor.dtype}, which no checkpoint can have (these can: {kinds}); a "
+                "buffer that need not be saved is registered with persistent=False"
+            )
+        if tensor.layout != torch.strided:
+            raise ModelError(f"the model's {name!r} is sparse, which no checkpoint can have: keep it dense")
+
+
+def _check_renormalized(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
+    """Refuse embeddings that write their weights in forward, where other ranks or the optimizer have copies of them."""
+    owns_weights = capabilities.shards_parameters or "optimizer" in capabilities.owns
+    if config.nproc == 1 and not owns_weights:
+        return
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ModelError(
+                f"strategy {config.strategy!r} on {config.nproc} rank{'s' * (config.nproc != 1)}: the forward pass of "
+                f"{path!r} writes its weights (max_norm = {layer.max_norm}), which other copies of them miss; use "
+                "--strategy single, or normalize the rows that forward reads without writing them"
+            )
+
+
+def _check_synchronized(config: RunConfig, module: nn.Module) -> None:
+    if config.device == "cpu" and config.nproc != 1:
+        for path, layer in module.named_modules():
+            if isinstance(layer, nn.SyncBatchNorm):
+                raise ModelError(
+                    f"the model's {path!r} is a SyncBatchNorm, which torch has for GPUs only: on a CPU use BatchNorm"
+                )
+
+
+def _check_kinds(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
+    """Refuse kinds of trained parameters that the strategy's backend cannot take."""
+    for kind, name in _kinds(module):
+        if kind in capabilities.lacks:
+            way_out = "build the layer with sparse=False" if kind == SPARSE else "keep real and imaginary parts apart"
+            raise ModelError(
+                f"strategy {config.strategy!r} takes no {kind}, as the model's {name!r} has: {way_out}, or take "
+                "another strategy, such as --strategy single"
+            )
+
+
+def _kinds(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the kind and name of each trained parameter that is not dense and real."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
+            yield SPARSE, f"{path}.weight".lstrip(".")
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            yield COMPLEX, name
