@@ -107,7 +107,7 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "source_lang": fact("source_lang"),
         "target_lang": fact("target_lang"),
         "lang": none("prefix is a text before every source"),
-        "forced_bos_token": none("the model's own config says how generation begins"),
+        "forced_bos_token": no_effect("the text begins in target_lang"),
         "source_prefix": to(f"{OPTIONS}prefix", str),
         "max_source_length": to(f"{OPTIONS}max_seq_len", whole),
         "max_target_length": to(f"{OPTIONS}max_target_len", whole),

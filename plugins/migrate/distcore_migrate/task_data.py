@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from distcore_migrate.columns import columns_of
@@ -233,18 +235,35 @@ def _text_columns(draft: Draft, known: list[str] | None) -> None:
                    "columns.text, and columns.text_pair for pairs")  # fmt: skip
 
 
+MULTILINGUAL = ("mbart", "m2m", "nllb", "plbart")
+"""Parts of the names of models whose tokenizers write languages."""
+
+
 def _seq2seq_columns(draft: Draft, known: list[str] | None) -> None:
     if draft.facts.keys() & {"source_lang", "target_lang"}:
         languages = tuple(str(draft.take(name, "")).split("_")[0] for name in ("source_lang", "target_lang"))
         is_flat = set(languages) <= set(known or [])
         pair = languages if is_flat else tuple(f"translation.{language}" for language in languages)
         _pair(draft, pair, draft.origin("source_lang", "target_lang"))
+        _codes(draft)
     elif draft.facts.keys() & {"source_column", "target_column"} or known:
         by_place = [*(known or []), "source", "target"] if known else ["source", "target"]
         pair = (draft.take("source_column") or by_place[0], draft.take("target_column") or by_place[1])
         _pair(draft, pair, draft.origin("source_column", "target_column") or "the first two columns")
     elif f"{OPTIONS}columns.source" not in draft.values:
         draft.note("open", "columns.source, columns.target", "the script takes the first two columns; say which")
+
+
+def _codes(draft: Draft) -> None:
+    """Set the languages of a multilingual model; for another one they name columns alone."""
+    model = str(draft.values.get(f"{OPTIONS}model", ""))
+    kind = model.lower()
+    with suppress(OSError, ValueError, AttributeError):  # a name of the hub, or a folder that train will refuse
+        kind = str(json.loads((Path(model) / "config.json").read_text(encoding="utf-8")).get("model_type"))
+    if any(word in kind for word in MULTILINGUAL):
+        for name in ("source_lang", "target_lang"):
+            if name in draft.facts:
+                draft.set(f"{OPTIONS}{name}", str(draft.facts[name].value), draft.origin(name))
 
 
 def _pair(draft: Draft, pair: tuple[str, ...], origin: str) -> None:

@@ -158,6 +158,17 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
             "task_options.prefix": "translate English to Romanian: ",
         },
     ),
+    "translation by a multilingual model": (
+        "python run_translation.py --model_name_or_path facebook/mbart-large-en-ro --do_train --do_eval "
+        "--source_lang en_XX --target_lang ro_RO --dataset_name wmt16 --dataset_config_name ro-en "
+        "--forced_bos_token ro_RO --output_dir /tmp/tst-translation --per_device_train_batch_size=4",
+        {
+            "task_options.columns.source": "translation.en",
+            "task_options.columns.target": "translation.ro",
+            "task_options.source_lang": "en_XX",
+            "task_options.target_lang": "ro_RO",
+        },
+    ),
     "images": (
         "python run_image_classification.py --dataset_name beans --output_dir ./beans_outputs/ "
         "--remove_unused_columns False --label_column_name labels --do_train --do_eval --push_to_hub "

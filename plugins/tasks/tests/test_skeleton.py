@@ -24,7 +24,7 @@ OWN = {
     "masked_lm": set[str](),
     "preference": {"losses", "pairs"},
     "reward_model": set[str](),
-    "seq2seq": {"shapes", "vocabulary", "scores"},
+    "seq2seq": {"shapes", "vocabulary", "scores", "languages"},
     "text_classification": {"problems", "stream_sources"},
     "token_classification": {"metrics"},
 }

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from distcore_tasks.seq2seq.dataset import PairFiles, finish_pairs
+from distcore_tasks.seq2seq.languages import load_translator, special_tokens_of
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs
 from distcore_tasks.shared.jagged import Flat
-from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.splits import Part, Refuse
 from distcore_tasks.shared.tokenize_rows import Tokens, chunks, tokenize_chunk
 
@@ -53,7 +53,7 @@ def _pairs(
     read = _sources(tokenizer, sources, options)
     written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
     source = _flat(read)
-    target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
+    target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len, _behind_end(tokenizer))
     _check_left(refuse, place, "source", _own(source, tokenizer), _prefix_tokens(tokenizer, options.prefix), options)
     _check_left(refuse, place, "target", _own(target, tokenizer), 0, options)
     return source, target, read.cut, written.cut
@@ -62,7 +62,7 @@ def _pairs(
 def make_tokenizer(options: Seq2SeqOptions, train: Callable[[], Iterable[tuple[str, ...]]]) -> Any:
     """Return the model's tokenizer, or for a built-in model one that is trained on pairs."""
     if not options.from_scratch:
-        return load_tokenizer(options.model, options.model_folder())
+        return load_translator(options)
     from distcore_tasks.seq2seq.vocabulary import train_tokenizer
 
     return train_tokenizer(chain.from_iterable(train()), options.tokenizer.vocab_size)
@@ -93,22 +93,34 @@ def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) ->
     return tokenize_chunk(tokenizer, [options.prefix + text for text in sources], options.max_seq_len)
 
 
-def _ended(flat: Flat, end: int | None, length: int) -> Flat:
-    """Let each row have one end token: some tokenizers do not write it, and some texts end with one of their own."""
+def _behind_end(tokenizer: Any) -> int:
+    """Return the number of tokens that the tokenizer writes behind the end token of a target, such as its language."""
+    around, end = special_tokens_of(tokenizer, targets=True), tokenizer.eos_token_id
+    return len(around) - 1 - around.index(end) if end in around else 0
+
+
+def _ended(flat: Flat, end: int | None, length: int, behind: int) -> Flat:
+    """Let each row have one end token: some tokenizers do not write it, and some texts end with one of their own.
+
+    ``behind``: the number of tokens of each row behind its end.
+    """
     if end is None:
         return flat
     rows = []
     for start, stop in zip(flat.offsets, flat.offsets[1:], strict=False):
-        row = flat.values[start:stop]
+        row, rest = flat.values[start : stop - behind], flat.values[stop - behind : stop]
         if len(row) > 1 and row[-1] == row[-2] == end:
             row = row[:-1]
-        rows.append(row if len(row) and row[-1] == end else np.append(row[: length - 1], np.int32(end)))
+        if not len(row) or row[-1] != end:
+            row = np.append(row[: length - 1 - behind], np.int32(end))
+        rows.append(np.append(row, rest))
     return Flat(np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64))
 
 
 def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
     """Return the number of tokens of each row that are not special, int64, shape ``(rows,)``."""
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    around = (*special_tokens_of(tokenizer, targets=False), *special_tokens_of(tokenizer, targets=True))
+    special = {*tokenizer.all_special_ids, *around} - {tokenizer.unk_token_id}
     total = np.concatenate([[0], np.cumsum(~np.isin(flat.values, list(special)))])
     own_tokens: np.ndarray = np.diff(total[flat.offsets])
     return own_tokens

@@ -45,6 +45,8 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     on_resume: ClassVar[dict[str, OnResume]] = CrossEntropyOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "prefix": "other rows",
+        "source_lang": "other rows",
+        "target_lang": "other rows",
         "max_seq_len": "other rows",
         "max_target_len": "other rows",
         "label_smoothing": "ask",
@@ -62,6 +64,10 @@ class Seq2SeqOptions(PaddingFreeOptions, CrossEntropyOptions, head="decoder"):
     """Names of the columns in data files."""
     prefix: str = ""
     """Text before every source, such as ``"summarize: "``, as in the model's pre-training."""
+    source_lang: str = ""
+    """Language of sources, a code of a multilingual tokenizer such as deu_Latn; default: what the folder says."""
+    target_lang: str = ""
+    """Language of targets, in which the model also generates; default: what the folder says."""
     tokenizer: Tokenizer = Tokenizer()
     """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128

@@ -14,7 +14,8 @@ import numpy as np
 from distcore_tasks.seq2seq.dataset import open_pairs
 from distcore_tasks.seq2seq.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.seq2seq.encode import encode, make_tokenizer
-from distcore_tasks.seq2seq.models import check_model
+from distcore_tasks.seq2seq.languages import languages_of, say_languages, special_tokens_of
+from distcore_tasks.seq2seq.models import check_capacity, check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs, schema_of
 from distcore_tasks.seq2seq.scores import check_scores
@@ -50,7 +51,9 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
     check_model(options)
     if options.stream:
         check_stream(options, {})
+    check_capacity(options, config.global_batch_size)
     settings = [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len]
+    settings += [options.source_lang, options.target_lang]
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, config, settings, size, lambda folder: _build(folder, options, config.seed))
     pad, facts = entry.tokens["pad"], entry.facts
@@ -64,7 +67,11 @@ def prepare_pairs(options: Seq2SeqOptions, config: RunConfig) -> TokenizedDatase
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=(*data_warnings(options), *_warnings(facts, options)),
+        warnings=(
+            *data_warnings(options),
+            *say_languages(options, entry.record["languages"]),
+            *_warnings(facts, options),
+        ),
         **entry.fields,
     )
 
@@ -80,6 +87,8 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
     else:
         parts = read_parts(options, lambda source: _rows(source, options), seed)
         tokenizer = make_tokenizer(options, parts["train"].values)  # a vocabulary must not see the evaluation rows
+    # M2M100's tokenizer leaves its languages out of its vocabulary.
+    numbers = max(count_tokens(tokenizer), *(token + 1 for token in special_tokens_of(tokenizer, targets=True)), 0)
     common = commonest = None
     for name, part in parts.items():
         own = folder / name
@@ -90,7 +99,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
         if not options.from_scratch:
             largest = max(int(flat.values.max(initial=0)) for flat in (source, target))
             check_vocabulary(options.model, options.model_folder(), largest)
-        counts = count_each(array_blocks(target.values), count_tokens(tokenizer))
+        counts = count_each(array_blocks(target.values), numbers)
         common = log_frequencies(counts=counts) if common is None else common
         said = _numbers(part)
         commonest = _commonest(said) if commonest is None else commonest
@@ -106,7 +115,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
     if not options.stream:
         sources = source_bounds(options, lambda source: _rows(source, options).values, parts["train"].numbers)
         placed = {"sources": sources}
-    return tokenizer, {"facts": facts, **placed}
+    return tokenizer, {"facts": facts, "languages": languages_of(tokenizer), **placed}
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:

@@ -27,7 +27,13 @@ def streaming_of(options: Seq2SeqOptions) -> Streaming:
         make_tokenizer=partial(make_tokenizer, options),
         encode=partial(encode_some, options),
         length=all_tokens,
-        settings=[options.prefix, options.max_seq_len, options.max_target_len],
+        settings=[
+            options.prefix,
+            options.max_seq_len,
+            options.max_target_len,
+            options.source_lang,
+            options.target_lang,
+        ],
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.seq2seq.dataset import empty_dataset
 from distcore_tasks.seq2seq.embedded import EMBEDDED
+from distcore_tasks.seq2seq.languages import is_multilingual, special_tokens_of
 from distcore_tasks.seq2seq.models import build_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.prepare import prepare_pairs
@@ -49,7 +50,7 @@ class Seq2Seq(Seq2SeqOptions):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an encoder-decoder with a language modeling head."""
         data = tokenized(data)
-        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+        model = build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end, tokenizer=data.tokenizer)
         return self.with_chunked_head(config, data, self.built_in_type, model, self.label_smoothing)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -144,7 +145,10 @@ class Seq2Seq(Seq2SeqOptions):
 
     def _written(self, outputs: dict[str, Any], data: Datasets) -> list[str]:
         """Return the generated text of each row."""
-        return texts_of(tokenized(data).loaded_tokenizer, outputs["generated"], special=self.special_tokens)
+        tokenizer = tokenized(data).loaded_tokenizer
+        # M2M100's tokenizer in transformers 5 takes its languages for words.
+        around = special_tokens_of(tokenizer, targets=True) if is_multilingual(tokenizer) else ()
+        return texts_of(tokenizer, outputs["generated"], special=self.special_tokens, also=around)
 
     def row_columns(self) -> dict[str, str]:
         """Return the only column of rows without targets, the source."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -120,9 +120,15 @@ def filler(settings: Mapping[str, Any]) -> int:
     return int(pad) if pad is not None else next(iter(ends_of(settings)), 0)
 
 
-def texts_of(tokenizer: Any, rows: Any, *, special: bool) -> list[str]:
-    """Return the text of each row of tokens. ``special``: with the tokenizer's special tokens."""
-    return [tokenizer.decode(row.tolist(), skip_special_tokens=not special) for row in rows]
+def texts_of(tokenizer: Any, rows: Any, *, special: bool, also: Collection[int] = ()) -> list[str]:
+    """Return the text of each row of tokens.
+
+    ``special``: with the tokenizer's special tokens. ``also``: tokens that are special, too, and that the tokenizer
+    does not count as such.
+    """
+    hidden = () if special else also
+    kept = ([token for token in row.tolist() if token not in hidden] for row in rows)
+    return [tokenizer.decode(tokens, skip_special_tokens=not special) for tokens in kept]
 
 
 def _groups(lengths: Tensor, apart: bool) -> list[Tensor]:

@@ -265,3 +265,14 @@ def test_special_tokens_are_shown_where_asked_for() -> None:
     ragged = Ragged(torch.tensor(written), torch.tensor([len(written)]))
     assert texts_of(tokenizer, ragged, special=False) == ["a b"]
     assert texts_of(tokenizer, ragged, special=True) == ["<|tool|>a b"]
+
+
+def test_tokens_that_a_tokenizer_takes_for_words_are_hidden_where_a_task_names_them() -> None:
+    from distcore import Ragged
+    from distcore_tasks.shared.generation.rows import texts_of
+
+    tokenizer = train_tokenizer(["a b c d"], 300)
+    language, *words = tokenizer("c a b")["input_ids"]
+    ragged = Ragged(torch.tensor([language, *words]), torch.tensor([1 + len(words)]))
+    assert texts_of(tokenizer, ragged, special=False, also=[language]) == [tokenizer.decode(words)]
+    assert texts_of(tokenizer, ragged, special=True, also=[language]) == ["c a b"]
