@@ -21,7 +21,7 @@ from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.causal_lm.streamed import StreamedSequences, apart, open_corpus, streaming_of
 from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, open_blocks, write_blocks
-from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
+from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning, side_warning
 from distcore_tasks.shared.generation.settings import check_settings
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import (
@@ -203,6 +203,7 @@ def _count_samples(rows: int, options: CausalOptions) -> int:
 
 def _warnings(facts: dict[str, dict[str, int]], options: CausalOptions) -> Iterator[str]:
     yield from cut_warning(facts, options.max_seq_len)
+    yield from side_warning(facts, options)
     if options.model in PUBLISHED:
         where = f"--model openai-community/{options.model} takes the published ones"
         yield f"model {options.model}: built in, begins with random weights; {where}"

@@ -13,7 +13,7 @@ from distcore_tasks.preference.encode import encode, make_tokenizer
 from distcore_tasks.preference.options import PairOptions
 from distcore_tasks.preference.rows import Preferences, schema_of
 from distcore_tasks.preference.streamed import open_streamed, streaming_of
-from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.cache import CachedDatasets, cut_warning, side_warning
 from distcore_tasks.shared.jagged import Flat
 from distcore_tasks.shared.mixtures import source_bounds
 from distcore_tasks.shared.pretrained import check_length, check_vocabulary
@@ -59,7 +59,7 @@ def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDat
         rows | {"train": in_order(rows["train"], options, config, entry.sources, entry.sizes)},
         entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len)),
+        warnings=(*data_warnings(options), *cut_warning(facts, options.max_seq_len), *side_warning(facts, options)),
         **entry.fields,
     )
 

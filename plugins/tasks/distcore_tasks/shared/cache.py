@@ -17,7 +17,7 @@ from distcore_data import Filtered, IndexedRows, cached_folder, files_of, skippi
 from distcore_tasks.shared.changed_files import Change, File, Files, find_change
 from distcore_tasks.shared.mixtures import mixed_sources
 from distcore_tasks.shared.options import TaskOptions
-from distcore_tasks.shared.pretrained import tokenizer_digest
+from distcore_tasks.shared.pretrained import cuts_at_begin, tokenizer_digest
 from distcore_tasks.shared.sources import check_filter, say_embedded, source_digests, source_file
 from distcore_tasks.shared.tokenized import tokens_of
 
@@ -166,6 +166,15 @@ def _write(folder: Path, build: Build, most_bad_rows: int) -> None:
 def total(facts: Mapping[str, Mapping[str, int]], name: str) -> int:
     """Return the sum of one fact over all datasets."""
     return sum(part[name] for part in facts.values())
+
+
+def side_warning(facts: Mapping[str, Mapping[str, int]], options: TaskOptions) -> Iterator[str]:
+    """Yield a line if rows were cut at their end, and the tokenizer's settings say at their begin."""
+    if total(facts, "rows_cut") and not options.from_scratch and cuts_at_begin(options.model_folder()):
+        yield (
+            f"model {options.model}: truncation_side of tokenizer_config.json is not read: rows with answers are cut "
+            "at their end; to keep the end, raise --max-seq-len, or cut the rows before"
+        )
 
 
 def cut_warning(

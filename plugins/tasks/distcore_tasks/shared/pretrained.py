@@ -221,6 +221,11 @@ def _check_padding_token(name: str, folder: Path, tokenizer: Any) -> None:
     )
 
 
+def cuts_at_begin(folder: Path) -> bool:
+    """Return True if the tokenizer's settings cut long texts at their begin."""
+    return _read_json(folder / "tokenizer_config.json").get("truncation_side") == "left"
+
+
 def pad_token(tokenizer: Any) -> int:
     """Return the padding token. Many decoder models have none; then any token will do, because padding is masked."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)

@@ -262,3 +262,23 @@ def test_keys_of_messages_that_the_template_does_not_name_are_named_once(stream:
     tokenizer = type("Template", (), {"chat_template": template})()
     [line] = unread_keys([read_rows(Path(task.data), task)], tokenizer)
     assert line.endswith("not read: keys weight, train of messages")
+
+
+def test_a_tokenizer_that_cuts_at_the_begin_is_named_where_rows_are_cut(tmp_path: Path) -> None:
+    model = pretrained(tmp_path, CHAT_TEMPLATE)
+    file = Path(model, "tokenizer_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation_side": "left"}))
+    long = [{**row, "completion": row["completion"] + " and on" * 20} for row in PROMPTS]
+    said = [
+        [
+            line
+            for line in task_of(tmp_path, rows, model=model).prepare(RunConfig()).warnings
+            if "truncation_side" in line
+        ]
+        for rows in (long, PROMPTS)
+    ]
+    assert said[0] == [
+        f"model {model}: truncation_side of tokenizer_config.json is not read: rows with answers are cut at their end; "
+        "to keep the end, raise --max-seq-len, or cut the rows before"
+    ]
+    assert not said[1]
