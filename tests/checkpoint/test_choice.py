@@ -67,6 +67,14 @@ def test_what_is_not_there_is_one_line(tmp_path: Path, best: int | None, asked: 
         choose(out, **asked)
 
 
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json", "model.safetensors", ".metadata"])
+def test_an_exported_folder_is_named_as_what_it_is(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).touch()
+    says = rf"is an exported model \(it has {file}\), which its README.md says how to use; name the run folder that it"
+    with pytest.raises(CheckpointError, match=says):
+        choose(tmp_path)
+
+
 def test_a_folder_in_which_nothing_is_whole_says_what_is_wrong(tmp_path: Path) -> None:
     (write(tmp_path / "checkpoints", [state(1.0)], 10) / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints is whole: .*manifest\.json"):

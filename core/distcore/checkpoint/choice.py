@@ -10,6 +10,8 @@ from distcore.checkpoint.reader import Checkpoint, weights_of
 from distcore.checkpoint.retention import checkpoints_in, newest_whole
 from distcore.errors import CheckpointError
 
+EXPORTED = ("config.json", "adapter_config.json", "model.safetensors", ".metadata")
+"""Files by which a folder is known that an exporter wrote, or another library: no run has them."""
 Judgment = tuple[int, str, float]
 """Step, metric and value of the best evaluation."""
 
@@ -32,6 +34,11 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
         return target, target.name
     newest = newest_whole(target / "checkpoints")
     if newest is None:
+        if exported := next((file for file in EXPORTED if (target / file).is_file()), None):
+            raise CheckpointError(
+                f"{target}: is an exported model (it has {exported}), which its README.md says how to use; name the "
+                "run folder that it was exported from"
+            )
         wrong = "holds no checkpoint" if target.exists() else "no such folder"
         raise CheckpointError(f"{target}: {wrong}; expected a run folder or a folder step-NNNNNNNN")
     every = checkpoints_in(target / "checkpoints")

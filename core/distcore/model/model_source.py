@@ -15,7 +15,7 @@ from torch import nn
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, MetaModelError, ModelError
 from distcore.launchers.processes.failures import one_line
-from distcore.model.adapters import adapted
+from distcore.model.adapters import adapted, adapter_of
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
 from distcore.model.gradient_hooks import gradient_hooks
@@ -61,6 +61,8 @@ def set_up_module(
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
         trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
+        if kinds := adapter_of(config).adapted_kinds(module):
+            log.info("lora: %s", kinds)
     return base, compile_model(config, module) if training else None
 
 

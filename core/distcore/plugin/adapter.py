@@ -45,5 +45,8 @@ class Adapter(Protocol):
     def take_out(self, module: nn.Module, merge: bool) -> nn.Module:
         """Remove the adapter from ``module``, in place, or merge it into plain layers; return the module."""
 
+    def adapted_kinds(self, module: nn.Module) -> str:
+        """Return, in one line, which kinds of modules have an adapter, are trained whole, and are left as they are."""
+
     def off(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which ``module`` answers as its base does."""

@@ -26,7 +26,7 @@ from distcore_lora.stored_layers import QuantizedLinear
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-__all__ = ["inject", "off", "recipe", "resolve", "take_out", "widen"]
+__all__ = ["adapted_kinds", "inject", "off", "recipe", "resolve", "take_out", "widen"]
 
 log = logging.getLogger("distcore")
 
@@ -92,6 +92,8 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
             "it without LoRA, or take another --model"
         )
     _check_targets(config, module)
+    whole = _fully_trained(config, module, folder)
+    _check_whole(config, module, whole)
     import peft
 
     build: Any = peft.LoraConfig  # typed for an integer alpha, but takes a float
@@ -101,7 +103,7 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets,
-        modules_to_save=_fully_trained(config, module, folder) or None,
+        modules_to_save=whole or None,
         task_type=next(ends, None),
     )
     return settings
@@ -169,6 +171,34 @@ def _replace(module: nn.Module, path: str, child: nn.Module) -> None:
     setattr(module.get_submodule(parent), name, child)
 
 
+def adapted_kinds(module: nn.Module) -> str:
+    """Return which kinds of modules of an adapted model have an adapter, are trained whole, and are left as they are.
+
+    A kind is the last part of a module's name, with its class. Norms, which no adapter is for, are not named.
+    """
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    adapted, whole, left = Counter[str](), Counter[str](), Counter[str]()
+    done: list[str] = []
+    for path, part in module.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in done):
+            continue
+        name = path.rpartition(".")[2]
+        if isinstance(part, LoraLayer):
+            adapted[f"{name} ({type(part.get_base_layer()).__name__})"] += 1
+        elif isinstance(part, ModulesToSaveWrapper):
+            whole[f"{name} ({type(part.original_module).__name__})"] += 1
+        else:
+            matrices = [value for value in part.parameters(recurse=False) if value.ndim > 1]
+            if matrices:
+                left[f"{name} ({type(part).__name__})"] += 1
+            continue
+        done.append(path)
+    words = {"adapted": adapted, "trained whole": whole, "not adapted": left}
+    return "; ".join(f"{word}: {', '.join(sorted(kinds))}" for word, kinds in words.items() if kinds)
+
+
 def recipe(config: RunConfig) -> str:
     """Return how the frozen layers are made of the files' weights, in a few words; '' if they are the same."""
     return nf4.RECIPE if config.lora.base == "nf4" else ""
@@ -200,6 +230,25 @@ def _check_targets(config: RunConfig, module: nn.Module) -> None:
     for target in lora.targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise ConfigError(f"lora.targets: {target!r} ends the name of no layer; {_such_as(module)}")
+
+
+def _check_whole(config: RunConfig, module: nn.Module, whole: list[str]) -> None:
+    """Raise ConfigError for a target that names nothing but modules that are trained whole, such as a new head."""
+    targets = config.lora.targets
+    names = [name for name, _ in module.named_modules()]
+    for target in (targets,) if isinstance(targets, str) else targets:
+        if target == ALL_LINEAR:
+            continue
+        if isinstance(targets, str):
+            matched = [name for name in names if re.fullmatch(target, name)]
+        else:
+            matched = [name for name in names if name == target or name.endswith(f".{target}")]
+        owners = {next((each for each in whole if f"{name}.".startswith(f"{each}.")), None) for name in matched}
+        if None not in owners:
+            raise ConfigError(
+                f"lora.targets: {target!r} names no layer but {', '.join(sorted(filter(None, owners)))}, which is "
+                "trained whole, since its weights are new; leave that target out"
+            )
 
 
 def _such_as(module: nn.Module) -> str:

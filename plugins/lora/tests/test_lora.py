@@ -22,6 +22,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     RobertaConfig,
     RobertaForTokenClassification,
     T5Config,
@@ -34,7 +36,7 @@ from distcore import ConfigError, RunConfig, registry
 from distcore.cli.main import main
 from distcore.model.lora_base import base_of
 from distcore.testing.problem import Classifier, Problem
-from distcore_lora.adapter import inject
+from distcore_lora.adapter import adapted_kinds, inject
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -70,6 +72,29 @@ BLOCK = ATTENTION | {
 
 def test_a_classifier_adapts_every_linear_layer_and_trains_its_head_whole() -> None:
     assert trained(adapted(BertForSequenceClassification(BERT))) == BLOCK | {"+bert.pooler.dense", "classifier"}
+
+
+def test_a_line_says_which_kinds_of_modules_are_adapted_and_which_are_not() -> None:
+    assert adapted_kinds(adapted(LlamaForCausalLM(LlamaConfig(**SMALL)))) == (
+        "adapted: down_proj (Linear), gate_proj (Linear), k_proj (Linear), o_proj (Linear), q_proj (Linear), "
+        "up_proj (Linear), v_proj (Linear); not adapted: embed_tokens (Embedding), lm_head (Linear)"
+    )
+    kinds = adapted_kinds(adapted(BertForSequenceClassification(BERT), targets=("query",)))
+    assert kinds.startswith(
+        "adapted: query (Linear); trained whole: classifier (Linear); not adapted: dense (Linear), "
+    )
+    experts = MixtralConfig(**SMALL, num_local_experts=2, num_key_value_heads=2)
+    kinds = adapted_kinds(adapted(MixtralForCausalLM(experts), targets=("q_proj",)))
+    assert "experts (MixtralExperts)" in kinds.partition("not adapted: ")[2]
+
+
+@pytest.mark.parametrize("targets", [("query", "classifier"), "classifier", r"classifi.*"])
+def test_a_target_that_is_trained_whole_is_refused_in_one_line(targets: object) -> None:
+    says = (
+        r"lora.targets: 'classif\S*' names no layer but classifier, which is trained whole, since its weights are new"
+    )
+    with pytest.raises(ConfigError, match=says):
+        adapted(BertForSequenceClassification(BERT), targets=targets)
 
 
 def test_a_masked_language_model_keeps_the_layer_that_is_tied_to_its_embeddings() -> None:

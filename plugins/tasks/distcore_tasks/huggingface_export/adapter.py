@@ -33,6 +33,9 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     settings.base_model_name_or_path = base or str((to / BASE).absolute())
     if not isinstance(settings.target_modules, str):
         settings.target_modules = sorted(settings.target_modules)  # a set, whose order would differ each time
+    statistics = _with_statistics(module)
+    if statistics:  # peft saves what is trained, and running statistics are moved by training without being that
+        settings.modules_to_save = sorted({*(settings.modules_to_save or ()), *statistics})
     if settings.task_type is None:  # peft then asks for the class
         kind = type(module)
         settings.auto_mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
@@ -40,8 +43,22 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=False)
+    for path in statistics:
+        tensors |= {f"{path}.{name}": value for name, value in module.get_submodule(path).state_dict().items()}
     contiguous = {f"{PREFIX}{path}": tensor.detach().contiguous() for path, tensor in tensors.items()}
     save_file(contiguous, to / WEIGHTS, metadata={"format": "pt"})
     if base is None:
         with silence_transformers():
             take_out(module, merge=False).save_pretrained(to / BASE)
+
+
+def _with_statistics(module: Any) -> list[str]:
+    """Return the names of the modules whose saved buffers training moves, as those of batch normalization."""
+    from peft.utils import ModulesToSaveWrapper
+
+    wrapped = tuple(f"{path}." for path, part in module.named_modules() if isinstance(part, ModulesToSaveWrapper))
+    return [
+        path
+        for path, part in module.named_modules()
+        if getattr(part, "track_running_stats", False) and not path.startswith(wrapped)
+    ]

@@ -30,6 +30,8 @@ IMAGE_PROCESSORS = ("preprocessor_config.json",)
 """Preprocessing files. The folder of an image model must have at least one of them."""
 DEFAULT_PADDING = 8
 """More than the padding token, plus 1, of any type of model whose config.json leaves it out."""
+ADAPTER = "adapter_config.json"
+"""The settings of an adapter, as peft calls the file."""
 BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
 """Names, in error messages, of the files besides config and weights."""
 
@@ -324,6 +326,7 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
     if pointer := next(filter(is_git_lfs_pointer, sorted(folder.iterdir())), None):
         remedy = f"fetch it: git lfs pull, in {name}"
         raise ModelError(f"model {name}: {pointer.name} is a pointer of Git LFS, not the file; {remedy}")
+    _check_adapter(name, folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
     _check_type(name, folder)
@@ -375,6 +378,28 @@ def _read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return tree if isinstance(tree, dict) else {}
+
+
+def _check_adapter(name: str, folder: Path) -> None:
+    """Raise ModelError for a folder with an adapter of peft, alone or beside weights.
+
+    ``from_pretrained`` would add it to the weights, and strategies that read slices of files would not.
+    """
+    if not (folder / ADAPTER).is_file():
+        return
+    with one_line_errors(f"model {name}: {ADAPTER} cannot be read"):
+        settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        kind, base = settings.get("peft_type", "LORA"), settings.get("base_model_name_or_path")
+    merge = "merge it (merge_and_unload of peft, or distcore checkpoint export RUN --merged), and name that folder"
+    if any((folder / file).is_file() for file in WEIGHTS):
+        raise ModelError(
+            f"model {name}: an adapter of peft ({ADAPTER}, {kind}) lies beside the weights, and belongs to them for "
+            f"transformers; {merge}; or move the adapter out to train without it, with --lora RANK for a new one"
+        )
+    raise ModelError(
+        f"model {name}: is an adapter of peft ({ADAPTER}, {kind}) without the weights of its base, {base}; {merge}; "
+        "or name the base, with --lora RANK for a new adapter"
+    )
 
 
 def _check_index(name: str, index: Path) -> None:

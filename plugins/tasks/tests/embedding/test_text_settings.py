@@ -34,12 +34,7 @@ def folder(tmp_path: Path) -> Path:
     make: Any = PreTrainedTokenizerFast
     tokenizer = make(tokenizer_object=whole, **names)
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-    }
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, intermediate_size=48, **sizes)
     BertModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

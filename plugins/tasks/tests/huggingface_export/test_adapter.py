@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 from distcore.cli.main import main
+from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.shared.pretrained import load_tokenizer
 
 pytestmark = pytest.mark.programs
@@ -74,3 +84,25 @@ def test_the_card_of_an_adapter_says_how_to_load_it(trained: Path, tmp_path: Pat
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     assert namespace["model"].config.num_labels == 2
+
+
+def test_an_adapter_has_the_running_statistics_that_its_training_moved(tmp_path: Path) -> None:
+    """The proof of the export computes the run's loss by peft, on the base whose statistics are others."""
+    shape = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", num_labels=2)
+    torch.manual_seed(0)
+    ResNetForImageClassification(shape).save_pretrained(tmp_path / "base")
+    Preprocessing(16).save(tmp_path / "base")
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "i.npz", images=rng.integers(90, 256, (32, 16, 16, 3), dtype=np.uint8), labels=np.arange(32) % 2
+    )
+    job = f"train --task image-classification --data {tmp_path}/i.npz --model {tmp_path}/base --lora 2 --max-steps 4"
+    job += f" --set lora.targets=.*convolution --lr 0.01 --global-batch-size 8 --out {tmp_path}/run"
+    assert main([*job.split(), "--set", "extensions.progress=false", "--set", "device=cpu"]) == 0
+    assert main(["checkpoint", "export", f"{tmp_path}/run", "--to", f"{tmp_path}/adapter"]) == 0
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert re.search(r"Read back by peft, its loss on \d evaluation rows is (\d\.\d+); that of the run is \1\.", card)
+    with safe_open(tmp_path / "adapter/adapter_model.safetensors", "pt") as file:
+        moved = [name for name in file.keys() if name.endswith("running_mean")]  # noqa: SIM118
+        assert moved
+        assert all(file.get_tensor(name).abs().max() > 0 for name in moved)
