@@ -88,7 +88,7 @@ def test_the_card_of_an_adapter_says_how_to_load_it(trained: Path, tmp_path: Pat
 
 def test_an_adapter_has_the_running_statistics_that_its_training_moved(tmp_path: Path) -> None:
     """The proof of the export computes the run's loss by peft, on the base whose statistics are others."""
-    shape = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", num_labels=2)
+    shape: Any = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic")
     torch.manual_seed(0)
     ResNetForImageClassification(shape).save_pretrained(tmp_path / "base")
     Preprocessing(16).save(tmp_path / "base")
