@@ -34,8 +34,8 @@ def test_an_adapter_beside_weights_is_refused(both: Path) -> None:
     with pytest.raises(ModelError) as error:
         model_folder(str(both), ())
     assert str(error.value).startswith(
-        f"model {both}: an adapter of peft (adapter_config.json, LORA) lies beside the weights, and belongs to them for "
-        "transformers; merge it (merge_and_unload of peft, or distcore checkpoint export RUN --merged)"
+        f"model {both}: an adapter of peft (adapter_config.json, LORA) lies beside the weights, and belongs to them "
+        "for transformers; merge it (merge_and_unload of peft, or distcore checkpoint export RUN --merged)"
     )
     (both / "adapter_config.json").unlink()
     assert model_folder(str(both), ()) == both
