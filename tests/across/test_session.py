@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import distcore
-from distcore import ConfigError, DistcoreError, RunConfig, TaskError, launch, train
+from distcore import ConfigError, DistcoreError, RankInfo, RunConfig, TaskError, launch, train
 from distcore.checkpoint import read_tensors
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
 
 PAGE = Path(__file__).parents[2] / "docs/session.md"
 X = torch.linspace(-3, 3, 200)[:, None]
+SETTINGS: dict[str, Any] = {
+    "strategy": "single", "lr": 1e-2, "global_batch_size": 16, "micro_batch_size": 4, "device": "cpu",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -279,3 +282,32 @@ def test_ranks_that_disagree_are_refused(what: str, line: str, tmp_path: Path) -
     for said in launch(disagree, tmp_path / "run", what, nproc=2):
         assert line in said
         assert "\n" not in said
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_batch_normalization_counts_all_rows_of_a_step(tmp_path: Path) -> None:
+    """As in ``distcore train``: losses and statistics do not follow from the micro-batches."""
+    states = []
+    for cut in (4, 16):
+        settings = SETTINGS | {"out": str(tmp_path / str(cut)), "micro_batch_size": cut, "max_steps": 4}
+        with distcore.Session(distcore.load_config(None, settings), with_batch_norm, TensorDataset(X, X.sin())) as mine:
+            for step in mine:
+                step.gradients(lambda model, batch: (model(batch[0]) - batch[1]).square().sum())
+                step.apply()
+        states.append(last(tmp_path / str(cut)))
+    assert int(states[0]["model/1.num_batches_tracked"]) == 4
+    assert apart(states[0], states[1])[0] < 1e-6
+
+
+def test_a_second_session_on_the_same_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would end the process group of the first."""
+    settings = SETTINGS | {"out": str(tmp_path / "run"), "max_steps": 1}
+    session = distcore.Session(distcore.load_config(None, settings), with_batch_norm, TensorDataset(X, X.sin()))
+    monkeypatch.setattr(session, "_rank_info", RankInfo(rank=0, size=2))
+    monkeypatch.setattr(distcore.Session, "_ranks_in_use", True)
+    with pytest.raises(TaskError, match=r"another one is open on these ranks; leave its `with` block first"):
+        session.__enter__()

@@ -129,12 +129,17 @@ def begin(
 
 
 def set_up(resolved: Resolved, rank_info: RankInfo, listens: bool = True) -> tuple[Hooks, World]:
-    """Register the strategy and, if the run ``listens`` to them, the extensions; and join the other ranks."""
+    """Register the strategy and, if the run ``listens`` to them, the extensions; and join the other ranks.
+
+    A loop of the user's own listens only to those that say ``in_any_loop``: what a step computes follows from them.
+    """
     config = resolved.config
     if rank_info.size > 1:
         prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
-    listeners = load_extensions(config) | resolved.task.listener() if listens else {}
+    extensions = load_extensions(config)
+    in_any_loop = {name: one for name, one in extensions.items() if getattr(one, "in_any_loop", False)}
+    listeners = extensions | resolved.task.listener() if listens else in_any_loop
     hooks = Hooks(config.strategy, resolved.strategy, listeners)
     return hooks, hooks.setup(config, rank_info)
 

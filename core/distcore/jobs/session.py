@@ -41,6 +41,9 @@ class Session:
     rank makes the same calls. A launcher has started the ranks; without one there is one.
     """
 
+    _ranks_in_use: ClassVar[bool] = False
+    """True while a session of this process has joined other ranks: another one would end their process group."""
+
     def __init__(
         self,
         config: RunConfig,
@@ -68,10 +71,15 @@ class Session:
     def __enter__(self) -> Self:
         """Join the ranks, build the model, and start the run folder or resume from it."""
         resolved, rank_info = self._resolved, self._rank_info or RankInfo()
+        if rank_info.size > 1 and Session._ranks_in_use:
+            raise TaskError("Session: another one is open on these ranks; leave its `with` block first")
         check_out(resolved.config)
         if rank_info.rank == 0:
             set_aside(resolved.config)
         with ExitStack() as stack:
+            if rank_info.size > 1:
+                Session._ranks_in_use = True
+                stack.callback(setattr, Session, "_ranks_in_use", False)
             stack.enter_context(arithmetic_of(resolved.config))
             self._hooks, world = set_up(resolved, rank_info, listens=False)
             stack.enter_context(refuse_inner_gradients(self._hooks))

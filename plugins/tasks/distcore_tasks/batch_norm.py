@@ -85,6 +85,7 @@ class BatchNorm:
     """Has the layers of a model that trains count the rows of all ranks, where the strategy allows it."""
 
     only_looks = True  # a step computes what one plain process does
+    in_any_loop = True
 
     @hookimpl(wrapper=True)
     def wrap_model(
