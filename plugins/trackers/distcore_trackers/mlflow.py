@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -32,7 +33,8 @@ class MLflow(Tracker):
 
     Metrics are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
     (``test/NAME``), by the optimizer step; parameters are the config; tags are the paths of checkpoints and the model
-    card. A resumed run continues the same run of MLflow, and has each step once.
+    card. A resumed run continues the same run of MLflow, and has each step once. One that begins anew, as after a kill
+    before its first checkpoint, deletes that run, which MLflow can restore, and makes another.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -54,6 +56,9 @@ class MLflow(Tracker):
         out = Path(str(run.config.out)).absolute()
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlflow"
         self._client: MlflowClient = MlflowClient(uri if "://" in uri or uri == "databricks" else (out / uri).as_uri())
+        if known and not progress.step:  # neither metrics nor parameters of the attempt before can be changed
+            self._delete(known)
+            known = None
         self._seen: dict[str, set[int]] | None = {} if known else None
         self._id = known or self._new_run(out.name)
         there = self._client.get_run(self._id).data.params  # what is there cannot be changed
@@ -80,6 +85,13 @@ class MLflow(Tracker):
     def close(self, finished: bool) -> None:
         """Say how the run ended."""
         self._client.set_terminated(self._id, status="FINISHED" if finished else "KILLED")
+
+    def _delete(self, run: str) -> None:
+        """Delete a run of MLflow, if it is still there."""
+        from mlflow.exceptions import MlflowException
+
+        with contextlib.suppress(MlflowException):
+            self._client.delete_run(run)
 
     def _new_run(self, name: str) -> str:
         existing = self._client.get_experiment_by_name(self.experiment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class WeightsAndBiases(Tracker):
 
     The history has every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final
     test (``test/NAME``), by the optimizer step; the summary has the paths of checkpoints and the model card. A resumed
-    run has the same id.
+    run has the same id. One that begins anew, as after a kill before its first checkpoint, replaces what was written.
     """
 
     name: ClassVar[str] = "wandb"
@@ -45,12 +46,16 @@ class WeightsAndBiases(Tracker):
         import wandb
 
         out = Path(str(run.config.out)).absolute()
+        if known and not progress.step and self.mode == "offline":
+            for folder in out.glob(f"wandb/offline-run-*-{known}"):  # `wandb sync` would upload both attempts
+                shutil.rmtree(folder)
+            known = None
         self._run: wandb.Run = wandb.init(
             project=self.project,
             name=out.name,
             dir=str(out),
             id=known or secrets.token_hex(4),  # draws nothing from the generators of the run
-            resume="allow" if self.mode == "online" else None,
+            resume="allow" if self.mode == "online" and progress.step else None,  # None: a server overwrites it
             mode=self.mode,
             config=run.config.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),

@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,33 @@ def test_a_run_that_begins_anew_replaces_the_curves_of_the_attempt_before_it(tmp
         attempt._end(finished=False)
     curve = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
     assert [(point.step, point.value) for point in curve] == [(1, 9.0), (2, 8.0)]
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_of_attempts_that_begin_anew_the_last_one_alone_is_left(name: str, tmp_path: Path) -> None:
+    """The first was killed before its first checkpoint; what it had logged is not that of the same step now."""
+    for rate, losses in ((0.1, [5.0, 4.0, 3.0]), (0.2, [9.0, 8.0])):
+        run = made_up_run(tmp_path)
+        run.config = run.config.model_copy(update={"lr": rate})
+        attempt = tracker(name)
+        attempt.on_run_start(run, Progress())
+        for step, loss in enumerate(losses, 1):
+            attempt.on_log(run, {"step": step, "loss": loss})
+        attempt._end(finished=False)
+    if name == "mlflow":
+        left = mlflow_run(tmp_path)
+        points = mlflow_client(tmp_path).get_metric_history(left.info.run_id, "train/loss")
+        curve, lr = [(point.step, point.value) for point in points], left.data.params["lr"]
+    else:
+        deadline = time.monotonic() + 30
+        while not (uploaded := wandb_found(tmp_path))["ids"] and time.monotonic() < deadline:
+            time.sleep(0.1)  # its service writes on after the run has finished
+        assert len(uploaded["ids"]) == 1
+        curve = [(line["_step"], line["train/loss"]) for line in uploaded["history"] if "train/loss" in line]
+        lr = str(uploaded["config"]["lr"])
+    assert curve == [(1, 9.0), (2, 8.0)]
+    assert lr == "0.2"
 
 
 @pytest.mark.programs
