@@ -67,5 +67,8 @@ def test_texts_that_end_with_their_own_end_token_have_one() -> None:
     assert ended([1, 2], [2]) == ended([1], [2]) == [1, 2]
     assert ended([1], []) == [1]
     rows = flat_rows([np.asarray(row, np.int32) for row in ([5, 2, 2], [5, 2], [5], [2], [2, 2])])
-    targets = _ended(rows, 2, 8)
+    targets = _ended(rows, 2, 8, behind=0)
     assert [targets.row(place).tolist() for place in range(5)] == [[5, 2], [5, 2], [5, 2], [2], [2]]
+    before_language = flat_rows([np.asarray(row, np.int32) for row in ([5, 2, 2, 9], [5, 2, 9], [5, 9])])
+    targets = _ended(before_language, 2, 8, behind=1)
+    assert [targets.row(place).tolist() for place in range(3)] == [[5, 2, 9]] * 3
