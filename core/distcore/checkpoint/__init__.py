@@ -30,6 +30,7 @@ from distcore.checkpoint.job_state import (
     saved_progress,
 )
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
+from distcore.checkpoint.read_back import check_is_model
 from distcore.checkpoint.reader import Checkpoint, Evaluated, weights_of
 from distcore.checkpoint.retention import checkpoints_in, newest_whole, remove_newer, retain
 from distcore.checkpoint.row_content import RowContent
@@ -58,19 +59,24 @@ def save(
     facts: dict[str, Any],
     files: Files | None = None,
     limit: int = FILE_BYTES,
+    proves: bool = False,
 ) -> Path:
     """Commit ``folder/step-NNNNNNNN`` and return its path; every rank calls.
 
-    ``facts`` are JSON values that are added to state.json, ``limit`` bounds a tensor file, in bytes. Raises
-    CheckpointError on all ranks if it fails on one, for example on a full disk, or if the ranks' pieces leave gaps or
-    overlap; then no new checkpoint exists.
+    ``facts`` are JSON values that are added to state.json, ``limit`` bounds a tensor file, in bytes. With ``proves``
+    the state is compared with the module, and the files are read back, see ``read_back``. Raises CheckpointError on all
+    ranks if it fails on one, for example on a full disk, or if the ranks' pieces leave gaps or overlap; then no new
+    checkpoint exists.
     """
     files = files or Files()
     final = folder / f"step-{progress.step:08d}"
     rank, size = run.world.rank, run.world.size
-    blocks = blocks_to_write(state_to_save(run, hooks), rank, size, limit)
-    job_state = collect_job_state(run, progress) | facts
     what = f"checkpoint {final} could not be written"
+    state = state_to_save(run, hooks)
+    if proves:
+        on_all_ranks(run, hooks, what, partial(check_is_model, run, state))
+    blocks = blocks_to_write(state, rank, size, limit)
+    job_state = collect_job_state(run, progress) | facts
 
     start = partial(begin, files, final) if run.world.is_main else None
     finish = partial(commit, files, final, range(size), job_state) if run.world.is_main else None
@@ -78,7 +84,7 @@ def save(
     try:
         # Each of the three also is a barrier: no rank continues before all are done.
         on_all_ranks(run, hooks, what, start)
-        on_all_ranks(run, hooks, what, partial(write_share, files, final, blocks, rank, limit))
+        on_all_ranks(run, hooks, what, partial(write_share, files, final, blocks, rank, limit, proves))
         on_all_ranks(run, hooks, what, finish)
     except CheckpointError:
         if run.world.is_main:

@@ -22,6 +22,7 @@ from distcore import checkpoint
 from distcore.checkpoint.commit import begin, commit, discard, is_published, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
+from distcore.checkpoint.read_back import check_is_model
 from distcore.checkpoint.rescue import save_alone
 from distcore.checkpoint.row_content import RowContent
 from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_share
@@ -61,6 +62,7 @@ class Saver:
         self._folder = Path(str(run.config.out)) / "checkpoints"
         self._pending: tuple[Future[Path], Progress] | None = None
         self._memory: dict[str, Tensor] = {}
+        self._proves = True  # the first save of a run, and of one that goes on, proves itself
         self._is_beside = None if run.config.checkpoints.asynchronous else False
 
     def save(self, progress: Progress, best: dict[str, Any] | None, unlogged: tuple[float, int] = (0.0, 0)) -> None:
@@ -74,13 +76,18 @@ class Saver:
         facts = self._facts_with(best, self._agreed_states())
         facts |= {"unlogged": {"loss": unlogged[0], "items": unlogged[1]}} if unlogged[1] else {}
         if self._is_beside is not False:
-            blocks = blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size)
+            state = state_to_save(run, hooks)
+            if self._proves:
+                on_all_ranks(run, hooks, "checkpoint", partial(check_is_model, run, state))
+            blocks = blocks_to_write(state, run.world.rank, run.world.size)
             if self._is_beside is None:
                 self._is_beside = have_room(run, hooks, blocks)
             if self._is_beside:
                 self._pending = (self._start_background_save(blocks, progress, facts), progress)
+                self._proves = False
                 return
-        path = checkpoint.save(run, hooks, progress, self._folder, facts, self._files)
+        path = checkpoint.save(run, hooks, progress, self._folder, facts, self._files, proves=self._proves)
+        self._proves = False
         self._retain(best)
         hooks.on_checkpoint(run, progress, path)
 
@@ -129,12 +136,12 @@ class Saver:
         job_state = deepcopy(collect_job_state(run, progress) | facts)  # listeners go on with their states
         start = partial(begin, self._files, final) if run.world.is_main else None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
-        return _in_background(lambda: self._write(final, blocks, job_state))
+        return _in_background(partial(self._write, final, blocks, job_state, self._proves))
 
-    def _write(self, final: Path, blocks: list[Block], job_state: dict[str, Any]) -> Path:
+    def _write(self, final: Path, blocks: list[Block], job_state: dict[str, Any], reads_back: bool) -> Path:
         world, files = self._run.world, self._files
         try:
-            write_share(files, final, blocks, world.rank)
+            write_share(files, final, blocks, world.rank, reads_back=reads_back)
             if world.is_main:
                 self._wait_until(lambda: all(is_published(final, rank) for rank in range(world.size)), final)
                 commit(files, final, range(world.size), job_state)

@@ -14,6 +14,7 @@ from distcore.checkpoint.boxes import BoxEntry, key_of
 from distcore.checkpoint.commit import publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, TensorEntry
+from distcore.checkpoint.read_back import check_file
 from distcore.checkpoint.tensors import NAMES, write_file
 from distcore.distributed.agreement import share_buffers, share_extra_state
 from distcore.errors import CheckpointError
@@ -59,14 +60,21 @@ def state_to_save(run: Run, hooks: Hooks) -> State:
     return hooks.save_checkpoint(run) | (run.ema or {})
 
 
-def write_share(files: Files, final: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES) -> None:
-    """Write this rank's blocks of the checkpoint ``final``, at most ``limit`` bytes of data per file, and say so."""
+def write_share(
+    files: Files, final: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES, reads_back: bool = False
+) -> None:
+    """Write this rank's blocks of the checkpoint ``final``, at most ``limit`` bytes of data per file, and say so.
+
+    With ``reads_back`` each file is read again first. Raises CheckpointError if it returns other numbers.
+    """
     written: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for kind in STATE_KINDS:
         for index, group in enumerate(_group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)):
             file = f"{kind}-{rank:05d}-{index:03d}.safetensors"
             written[file] = write_file(files, staging_of(final) / file, {block.key: block.values for block in group})
+            if reads_back:
+                check_file(staging_of(final) / file, group)
             for block in group:
                 _add_entry(tensors, block, file)
     for block in blocks:

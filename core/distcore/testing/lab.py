@@ -101,7 +101,7 @@ class Job:
         return (
             path
             if path.exists()
-            else checkpoint.save(self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced())
+            else checkpoint.save(self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced(), proves=True)
         )
 
     def evaluate(self) -> Evaluation:
