@@ -138,7 +138,7 @@ class Saver:
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
         return _in_background(partial(self._write, final, blocks, job_state, self._proves))
 
-    def _write(self, final: Path, blocks: list[Block], job_state: dict[str, Any], reads_back: bool) -> Path:
+    def _write(self, final: Path, blocks: list[Block], job_state: dict[str, Any], reads_back: bool = False) -> Path:
         world, files = self._run.world, self._files
         try:
             write_share(files, final, blocks, world.rank, reads_back=reads_back)

@@ -1,0 +1,111 @@
+"""The first save of a run compares what it writes with the module, and reads the files again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import saver
+from torch import Tensor, nn
+
+from distcore import Piece, RunConfig, World
+from distcore.checkpoint import Checkpoint
+from distcore.checkpoint.read_back import check_is_model
+from distcore.checkpoint.saver import Saver
+from distcore.errors import CheckpointError
+from distcore.plugin.strategy.contract import Progress, Run
+from distcore.plugin.strategy.state import Box
+from distcore.strategies.single import SingleStrategy
+from distcore.testing.lab import Unsynced
+
+NAME = "model/blocks.0.up.weight"
+
+
+class Swaps(Unsynced):
+    """A disk that changes one bit of the last number of a file that it writes."""
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        whole = bytearray(b"".join(bytes(chunk) for chunk in chunks))
+        if path.suffix == ".safetensors":
+            whole[-1] ^= 1
+        super().write(path, [bytes(whole)])
+
+
+def saving(out: Path, disk: Unsynced, asynchronous: bool, wrong: dict[str, Tensor]) -> Saver:
+    """A saver whose strategy returns ``wrong`` in place of weights of the module."""
+    made, _ = saver(out, disk, asynchronous)
+    hooks: Any = made._hooks
+    saved = hooks.save_checkpoint
+    hooks.save_checkpoint = lambda run: saved(run) | wrong
+    return made
+
+
+def save(made: Saver, step: int = 1) -> None:
+    made.save(Progress(step=step), None)
+    made.wait()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_another_weight_than_the_modules_is_no_commit(tmp_path: Path, asynchronous: bool) -> None:
+    _, run = saver(tmp_path, Unsynced(), asynchronous)
+    weight = run.module.get_parameter(NAME.removeprefix("model/")).detach().clone()
+    weight[1, 2] += 1
+    said = (
+        r"'blocks.0.up.weight': the weight that strategy 'single' saves .* \(1 of \d+ numbers, such as .* in place of"
+    )
+    with pytest.raises(CheckpointError, match=said) as caught:
+        save(saving(tmp_path, Unsynced(), asynchronous, {NAME: weight}))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_files_that_return_other_numbers_are_no_commit(tmp_path: Path, asynchronous: bool) -> None:
+    with pytest.raises(CheckpointError, match=r"model-00000-000.safetensors: .* is read back with other values"):
+        save(saving(tmp_path, Swaps(), asynchronous, {}))
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_only_the_first_save_of_a_process_is_read_back(tmp_path: Path, asynchronous: bool) -> None:
+    made = saving(tmp_path, Unsynced(), asynchronous, {})
+    save(made)
+    made._files = Swaps()
+    save(made, 2)
+    assert Checkpoint(tmp_path / "checkpoints/step-00000002")
+
+
+WEIGHT = torch.arange(12.0).view(3, 4) / 7
+PARTS: dict[str, tuple[torch.dtype, Any]] = {
+    "whole": (torch.float32, WEIGHT.clone()),
+    "a master in fp32 of a weight in 16 bits": (torch.bfloat16, WEIGHT.clone()),
+    "a piece": (torch.float32, Piece(WEIGHT.flatten()[5:9].clone(), 5, (3, 4))),
+    "boxes": (
+        torch.bfloat16,
+        [Box(WEIGHT[1:, :2].clone(), (1, 0), (3, 4)), Box(WEIGHT[1:, 2:].clone(), (1, 2), (3, 4))],
+    ),
+    "no number": (torch.float32, torch.full((3, 4), torch.nan)),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_each_form_of_a_saved_weight_is_compared_with_the_modules(case: str) -> None:
+    dtype, part = PARTS[case]
+    module = nn.Linear(4, 3, bias=False)
+    module.weight = nn.Parameter((part if case == "no number" else WEIGHT).to(dtype, copy=True))
+    run = Run(
+        config=RunConfig(),
+        world=World(rank=0, size=1, local_rank=0, device=torch.device("cpu")),
+        capabilities=SingleStrategy.capabilities,
+        module=module,
+        model=module,
+    )
+    check_is_model(run, {"model/weight": part})
+    with torch.no_grad():
+        module.weight[2, 0] = 9.0
+    with pytest.raises(CheckpointError, match="'weight': the weight that strategy"):
+        check_is_model(replace(run), {"model/weight": part})
