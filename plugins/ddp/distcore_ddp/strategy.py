@@ -26,7 +26,7 @@ from distcore import (
     join_process_group,
 )
 from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
-from distcore_ddp.sums import sum_hook
+from distcore_ddp.sums import DTYPES, sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
 _NO_CONTEXT = nullcontext()
@@ -105,7 +105,7 @@ class DDPStrategy:
 
     def traced(self) -> object:
         """Return a stand-in for ``distcore plan`` with buckets like DDP's: DDP itself cannot run on fake tensors."""
-        return TracedBuckets(self.bucket_mb)
+        return TracedBuckets(self.bucket_mb, DTYPES[self.compression])
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

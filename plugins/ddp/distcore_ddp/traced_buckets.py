@@ -20,25 +20,43 @@ class TracedBuckets:
 
     capabilities: ClassVar = Capabilities(spec_version=3)
 
-    def __init__(self, bucket_mb: int) -> None:
-        """``bucket_mb``: size of a bucket in MiB."""
+    def __init__(self, bucket_mb: int, sent_in: torch.dtype | None = None) -> None:
+        """``bucket_mb``: size of a bucket in MiB. ``sent_in``: the dtype of the copy of each bucket that is sent."""
         self._size = bucket_mb * 2**20
+        self._sent_in = sent_in
         self._sends = True
+        self.on_the_wire: list[Tensor] = []
+        """The copies of buckets that are being sent."""
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Make the buckets, and have each gradient copied into its own when it is complete."""
+        buckets = self._buckets([p for p in model.parameters() if p.requires_grad])
+        flats: list[Tensor] = []
         views: dict[nn.Parameter, Tensor] = {}
-        for bucket in self._buckets([p for p in model.parameters() if p.requires_grad]):
-            flat = torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
-            parts = torch.split(flat, [p.numel() for p in bucket])
+        number_of = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket}
+        missing = [len(bucket) for bucket in buckets]
+        for bucket in buckets:
+            flats.append(torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype))
+            parts = torch.split(flats[-1], [p.numel() for p in bucket])
             for parameter, part in zip(bucket, parts, strict=True):
                 views[parameter] = part.view_as(parameter)
+
+        def send(number: int, dtype: torch.dtype) -> None:
+            """Copy a bucket that is complete. All copies stay until the last one: the network may be that slow."""
+            missing[number] -= 1
+            if missing[number] == 0:
+                self.on_the_wire.append(flats[number].to(dtype))
+            if not any(missing):
+                self.on_the_wire.clear()
+                missing[:] = [len(bucket) for bucket in buckets]
 
         def move(parameter: Tensor) -> None:
             if self._sends and isinstance(parameter, nn.Parameter) and parameter.grad is not None:
                 views[parameter].copy_(parameter.grad)
                 parameter.grad = views[parameter]
+                if self._sent_in is not None:
+                    send(number_of[parameter], self._sent_in)
 
         for parameter in views:
             parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]

@@ -92,3 +92,22 @@ def test_traced_buckets_are_filled_from_the_last_parameter_on_by_size_and_dtype(
     assert [storage.nbytes() for storage in held] == [4, 4 * mib, 2, 4 * mib, 4 * mib]
     assert held[3].data_ptr() == held[4].data_ptr()
     assert all(torch.equal(cast("torch.Tensor", p.grad), torch.full_like(p, 2)) for p in parameters)
+
+
+def test_copies_of_buckets_are_on_the_wire_until_the_last_gradient() -> None:
+    """Two buckets: the first gradients fill one, whose copy in 16 bits stays until the second one is sent."""
+    sizes = (2**17, 2**18)
+    first, last = (nn.Parameter(torch.zeros(size)) for size in sizes)
+    traced = DDPStrategy(bucket_mb=1, compression="bf16").traced()
+    assert isinstance(traced, TracedBuckets)
+    traced.wrap_model(run_on_cpu(), nn.ParameterList([first, last]), None)
+    held: list[list[int]] = []
+    for parameter in (first, last):
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: held.append([copy.nbytes for copy in traced.on_the_wire])
+        )
+    for _ in range(2):
+        last.sum().backward()  # the last parameter's bucket comes first
+        first.sum().backward()
+        assert traced.on_the_wire == []
+    assert held == [[2 * sizes[1]], []] * 2

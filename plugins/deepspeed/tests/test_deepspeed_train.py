@@ -151,7 +151,8 @@ class Line(Simple):
         return nn.Linear(1, 1)
 
     def row_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return (model(batch[0]) - batch[1]).square()[:, 0]
+        losses: Tensor = (model(batch[0]) - batch[1]).square()[:, 0]
+        return losses
 
 
 def test_fp32_rows_train_a_model_of_16_bits_as_under_autocast(tmp_path: Path) -> None:
