@@ -53,7 +53,8 @@ class TracedBuckets:
 
         def move(parameter: Tensor) -> None:
             if self._sends and isinstance(parameter, nn.Parameter) and parameter.grad is not None:
-                views[parameter].copy_(parameter.grad)
+                gradient = parameter.grad  # it lives until this hook returns, as in a backward pass of torch
+                views[parameter].copy_(gradient)
                 parameter.grad = views[parameter]
                 if self._sent_in is not None:
                     send(number_of[parameter], self._sent_in)
