@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 
 from distcore import ConfigError, RunConfig
+from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.settings import Settings
+
+OF_BACKEND: dict[str, tuple[str, ...]] = {
+    "ddp": ("find_unused", "bucket_mb"),
+    "fsdp2": ("reshard_after_forward", "cpu_offload", "wrap_classes"),
+    "deepspeed": ("zero_stage", "deepspeed_config"),
+}
+"""The options that only one backend reads."""
+
+
+def check_options(options: AccelerateOptions, backend: str) -> None:
+    """Raise ConfigError, one line, for an option that has no effect because another backend reads it."""
+    defaults = {field.name: field.default for field in fields(AccelerateOptions)}
+    for owner, names in OF_BACKEND.items():
+        for name in names:
+            if owner != backend and (value := getattr(options, name)) != defaults[name]:
+                raise ConfigError(
+                    f"strategy_options.{name} = {value!r}: has no effect on the backend {backend!r}; take it out, or "
+                    f"use strategy_options.backend={owner}"
+                )
 
 
 def check_settings(settings: Settings, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:

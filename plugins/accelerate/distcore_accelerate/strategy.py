@@ -32,7 +32,7 @@ from distcore import (
 )
 from distcore_accelerate.accelerator import new_accelerator, rank_environment, reset_state, world_of
 from distcore_accelerate.backend import Backend
-from distcore_accelerate.checks import check_settings
+from distcore_accelerate.checks import check_options, check_settings
 from distcore_accelerate.ddp import Replicated
 from distcore_accelerate.fsdp2 import Sharded
 from distcore_accelerate.options import AccelerateOptions
@@ -75,6 +75,7 @@ class AccelerateStrategy(AccelerateOptions):
 
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for contradictions to the config file, and settings that Accelerate silently replaces."""
+        check_options(self, self.settings.backend)
         check_settings(self.settings, config)
         self.active_backend.check_training(config)
 

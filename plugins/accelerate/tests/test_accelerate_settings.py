@@ -196,6 +196,13 @@ def test_a_file_that_cannot_be_followed_is_one_line(
 
 BAD_OPTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"backend": "fsdp2"}, {"nproc": 2}, r"backend = 'fsdp2': on a CPU Accelerate silently gives DDP.*--strategy fsdp"),
+    (
+        {"backend": "deepspeed", "find_unused": True},
+        {},
+        r"find_unused = True: has no effect on the backend 'deepspeed'",
+    ),
+    ({"zero_stage": 3}, {}, r"zero_stage = 3: has no effect on the backend 'ddp'; .*use .*backend=deepspeed"),
+    ({"wrap_classes": ["Block"]}, {}, r"wrap_classes = .*: has no effect on the backend 'ddp'"),
     ({"config_file": "none.yaml"}, {}, r"config_file = 'none.yaml': cannot be read: No such file"),
     ({"backend": "deepspeed", "zero_stage": 0}, {"precision": "bf16"}, r"stage = 0 with precision = 'bf16'"),
     (

@@ -45,7 +45,7 @@ from distcore import (
 )
 from distcore_fsdp.gradient_hooks import carry_gradient_hooks, gradient_hooks
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
-from distcore_fsdp.units import Recomputed, Wrap, checkpoint_activations, describe_units, find_units
+from distcore_fsdp.units import RECOMPUTED_TWICE, Recomputed, Wrap, checkpoint_activations, describe_units, find_units
 
 log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
@@ -148,6 +148,8 @@ class FSDPStrategy:
             raise ConfigError(f"{key} = {self.shard_size}: is for sharding = 'hybrid', not {self.sharding!r}")
         if self.param_dtype == "precision" and config.eval_precision not in ("same", config.precision):
             raise ConfigError(f"eval_precision = {config.eval_precision!r}: {ROUNDED}")
+        if self.activation_checkpointing and config.gradient_checkpointing:
+            raise ConfigError(RECOMPUTED_TWICE)
         if ranks % shard:
             possible = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
             raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")

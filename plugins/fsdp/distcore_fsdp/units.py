@@ -19,6 +19,10 @@ Wrap = int | str | tuple[str, ...]
 """``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of parameters of a unit."""
 Recomputed = bool | Annotated[int, Field(ge=2)] | Literal["products"]
 """Activations that are recomputed: none, those of all units, of every n-th, or of all but the products' results."""
+RECOMPUTED_TWICE = (
+    "strategy_options.activation_checkpointing: has no effect with gradient_checkpointing = true, which recomputes all "
+    "layers; leave out one of them"
+)
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules without a forward pass. As units, their parameters would never be gathered."""

@@ -50,11 +50,19 @@ def test_law_holds_with_option(label, case):
     assert finding.held, str(finding)
 
 
-def resolve_options(**options):
+def resolve_options(changes=None, **options):
     from distcore.resolve.resolve import resolve
 
-    config = RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", lr=0.01, out="never-made")
-    resolve(config, task=Problem())
+    job = {"strategy": "fsdp", "nproc": 4, "device": "cpu", "lr": 0.01, "out": "never-made"} | (changes or {})
+    resolve(RunConfig(strategy_options=options, **job), task=Problem())
+
+
+def test_layers_are_recomputed_in_one_way():
+    changes = {"gradient_checkpointing": True}
+    with pytest.raises(
+        ConfigError, match=r"activation_checkpointing: has no effect with gradient_checkpointing = true"
+    ):
+        resolve_options(changes, activation_checkpointing=True)
 
 
 def test_a_shard_size_that_does_not_divide_the_ranks_names_those_that_do():

@@ -85,8 +85,10 @@ class MeshOptions:
         if (self.pp > 1 or self.sequence_parallel) and config.lora.rank is not None:
             key = "pp = 1" if self.pp > 1 else "sequence_parallel = false"
             raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with {key} only")
-        if self.pp_schedule == "interleaved" and self.pp == 1:
-            raise ConfigError("strategy_options.pp_schedule = 'interleaved': needs pp greater than 1")
+        if self.pp_schedule != "1f1b" and self.pp == 1:
+            raise ConfigError(f"strategy_options.pp_schedule = {self.pp_schedule!r}: needs pp greater than 1")
+        if self.activation_checkpointing and config.gradient_checkpointing:
+            raise ConfigError(units.RECOMPUTED_TWICE)
         if self.pp_chunks is not None and self.pp_schedule != "interleaved":
             raise ConfigError(f"strategy_options.pp_chunks = {self.pp_chunks}: is for pp_schedule = 'interleaved'")
         if self.sequence_parallel and (self.tp == 1 or self.cp > 1 or self.pp > 1):

@@ -87,6 +87,12 @@ def test_laws_are_measured_with_as_many_blocks_as_the_stages_take(options, block
         ({"pp": 2}, {"nproc": 2, "lora": {"rank": 4}}, r"^lora.rank = 4: .* trains adapters with pp = 1 only$"),
         ({"pp": 2}, {"nproc": 3}, r"^strategy_options: pp = 2 does not make nproc = 3: a multiple of 2 would$"),
         (INTERLEAVED, {"nproc": 2}, r"^strategy_options.pp_schedule = 'interleaved': needs pp greater than 1$"),
+        ({"pp_schedule": "gpipe"}, {"nproc": 2}, r"^strategy_options.pp_schedule = 'gpipe': needs pp greater than 1$"),
+        (
+            {"activation_checkpointing": True},
+            {"nproc": 2, "gradient_checkpointing": True},
+            r"activation_checkpointing: has no effect with gradient_checkpointing = true",
+        ),
         (
             {"pp": 2, "pp_chunks": 2},
             {"nproc": 2},
