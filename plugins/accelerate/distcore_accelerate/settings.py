@@ -155,7 +155,7 @@ def _settings_of(tree: Tree, source: str) -> Settings:
         precision=_precision(tree, source),
         processes=_count(tree, "num_processes", source),
         machines=_count(tree, "num_machines", source) or 1,
-        address=f"{tree.get('main_process_ip') or 'HOST'}:{tree.get('main_process_port') or 29500}",
+        address=_address(tree),
         use_cpu=bool(tree.get("use_cpu")),
         gpu_ids=None if tree.get("gpu_ids") in (None, "all") else str(tree["gpu_ids"]),
         fsdp={key.removeprefix("fsdp_"): value for key, value in _subtree(tree, "fsdp_config", source).items()},
@@ -205,6 +205,13 @@ def _count(tree: Tree, key: str, source: str) -> int | None:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise ConfigError(f"{source}: {key} = {given!r}: expected a whole number, 1 or more")
     return given
+
+
+def _address(tree: Tree) -> str:
+    """Return where the first machine waits for the others, as ``--launcher torchrun`` takes it."""
+    if not tree.get("main_process_ip"):
+        return "HOST:PORT"
+    return f"{tree['main_process_ip']}:{tree.get('main_process_port') or 29500}"
 
 
 def _on(environ: Mapping[str, str], name: str) -> bool:

@@ -149,11 +149,14 @@ def test_all_that_a_file_says_is_read(tmp_path: Path) -> None:
         "num_processes": 1,
         "use_cpu": True,
         "gpu_ids": "0,1",
+        "num_machines": 2,
+        "main_process_ip": "node0",
+        "main_process_port": 9901,
     }
     sections: dict[str, Any] = {"fsdp_config": {"fsdp_version": 2}, "deepspeed_config": {"zero_stage": 3}}
     file.write_text(yaml.safe_dump(says | sections), encoding="utf-8")
     common: dict[str, Any] = {
-        "precision": "bf16", "processes": 1, "use_cpu": True, "gpu_ids": "0,1",
+        "precision": "bf16", "processes": 1, "use_cpu": True, "gpu_ids": "0,1", "machines": 2, "address": "node0:9901",
         "fsdp": {"version": 2}, "deepspeed": {"zero_stage": 3},
     }  # fmt: skip
     read = read_settings(AccelerateStrategy(config_file=str(file)), {})

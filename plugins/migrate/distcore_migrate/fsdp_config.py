@@ -126,11 +126,14 @@ def choose(draft: Draft, origin: str) -> None:
     for name, option in (("fsdp_sharding", "sharding"), ("fsdp_wrap", "wrap")):
         if (value := draft.take(name)) is not None:
             draft.set(f"{OPTIONS}{option}", value, draft.origin(name))
+    recomputes_all = draft.values.get("gradient_checkpointing")
     for name, option in (("fsdp_offload", "cpu_offload"), ("fsdp_recompute", "activation_checkpointing")):
-        if draft.take(name):
-            draft.set(f"{OPTIONS}{option}", True, draft.origin(name))
-        else:
+        if not draft.take(name):
             draft.note_fact("off", name)
+        elif name == "fsdp_recompute" and recomputes_all:
+            draft.note_fact("idle", name, "gradient_checkpointing recomputes all layers already")
+        else:
+            draft.set(f"{OPTIONS}{option}", True, draft.origin(name))
     if draft.values.get("precision") in ("bf16", "fp16"):
         for option in ("param_dtype", "reduce_dtype"):
             draft.set(f"{OPTIONS}{option}", "precision", f"{draft.origins['precision']}, as FSDP of Accelerate does")

@@ -146,6 +146,16 @@ def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     assert "fsdp_cpu_ram_efficient_loading = true: the weights of a folder are read by slices" in made.text
 
 
+def test_layers_that_are_recomputed_twice_are_recomputed_once(tmp_path: Path) -> None:
+    words = (
+        "accelerate launch run_glue.py --model_name_or_path bert-base-cased --task_name rte --do_train --output_dir o"
+    )
+    made = migrate([write(tmp_path, "fsdp.yaml", FSDP_YAML)], [*words.split(), "--gradient_checkpointing", "true"])
+    assert flat(made)["gradient_checkpointing"] is True
+    assert "strategy_options.activation_checkpointing" not in flat(made)
+    assert "gradient_checkpointing recomputes all layers already" in made.text
+
+
 def test_deepspeed_of_accelerate(tmp_path: Path) -> None:
     made = migrate([write(tmp_path, "zero.yaml", ZERO_YAML)], [])
     expected = {
