@@ -7,9 +7,8 @@ weights by name, too: the first save of a run, and of a resumed one, compares bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,9 +19,6 @@ from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.defaults import model_state
 from distcore.plugin.strategy.state import Box, Piece, State
-
-if TYPE_CHECKING:
-    from distcore.checkpoint.writer import Block
 
 
 def check_is_model(run: Run, state: State) -> None:
@@ -42,8 +38,8 @@ def check_is_model(run: Run, state: State) -> None:
                 )
 
 
-def check_file(path: Path, blocks: Iterable[Block]) -> None:
-    """Raise CheckpointError if the file at ``path``, just written, does not return ``blocks`` bit for bit."""
+def check_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if the file at ``path``, just written, does not return ``tensors``, by key, bit for bit."""
     try:
         with safe_open(path, framework="pt") as file:
             for block in blocks:

@@ -72,9 +72,10 @@ def write_share(
     for kind in STATE_KINDS:
         for index, group in enumerate(_group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)):
             file = f"{kind}-{rank:05d}-{index:03d}.safetensors"
-            written[file] = write_file(files, staging_of(final) / file, {block.key: block.values for block in group})
+            values = {block.key: block.values for block in group}
+            written[file] = write_file(files, staging_of(final) / file, values)
             if reads_back:
-                check_file(staging_of(final) / file, group)
+                check_file(staging_of(final) / file, values)
             for block in group:
                 _add_entry(tensors, block, file)
     for block in blocks:
