@@ -42,12 +42,10 @@ def check_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if the file at ``path``, just written, does not return ``tensors``, by key, bit for bit."""
     try:
         with safe_open(path, framework="pt") as file:
-            for block in blocks:
-                stored = file.get_tensor(block.key)
-                if stored.shape != block.values.shape or not _is_same(block.values, stored):
-                    raise CheckpointError(
-                        f"{path.name}: {block.key!r} is read back with other values than were written"
-                    )
+            for key, written in tensors.items():
+                stored = file.get_tensor(key)
+                if stored.shape != written.shape or not _is_same(written, stored):
+                    raise CheckpointError(f"{path.name}: {key!r} is read back with other values than were written")
     except SafetensorError as error:
         raise CheckpointError(f"{path.name}: cannot be read back: {error}") from None
 
