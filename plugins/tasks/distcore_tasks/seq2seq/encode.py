@@ -99,7 +99,7 @@ def _behind_end(tokenizer: Any) -> int:
     return len(around) - 1 - around.index(end) if end in around else 0
 
 
-def _ended(flat: Flat, end: int | None, length: int, behind: int) -> Flat:
+def _ended(flat: Flat, end: int | None, length: int, behind: int = 0) -> Flat:
     """Let each row have one end token: some tokenizers do not write it, and some texts end with one of their own.
 
     ``behind``: the number of tokens of each row behind its end.

@@ -122,6 +122,18 @@ def test_a_prompt_gets_in_a_batch_what_it_gets_alone(kind: str) -> None:
         assert new.tolist() == expected
 
 
+def test_a_model_that_reads_padding_is_found_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attribute says so: it leaves out the mask of prompts."""
+    model = made(*LLAMA, encoder=False)
+    masked = model.forward
+    monkeypatch.setattr(model, "forward", lambda *given, attention_mask=None, **named: masked(*given, **named))
+    tokens, mask = rows(left=True)
+    for row, new in enumerate(continue_prompts(model, tokens, mask, NEW, {}, in_step=False)):
+        length = LENGTHS[row]
+        expected = alone(model, tokens[row : row + 1, -length:], {}, length) if length else []
+        assert new.tolist() == expected
+
+
 @pytest.mark.parametrize("said", PROMPT_SETTINGS, ids=lambda said: next(iter(said), "none"))
 def test_each_setting_gives_a_prompt_what_it_gives_it_alone(said: dict[str, Any]) -> None:
     model = made(*LLAMA, encoder=False)
