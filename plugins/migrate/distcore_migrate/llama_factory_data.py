@@ -244,11 +244,38 @@ def _read(dataset: Dataset, stage: str, limit: int | None, made: Rows) -> None:
     for number, row in enumerate(row for file in dataset.files for row in _rows_of(file)):
         if most is not None and number >= most:
             return
+        if number == 0:
+            _check_first(dataset, row)
         converted = _converted(dataset, row, stage)
         if converted is None:
             made.dropped += 1
         else:
             made.rows.append(converted)
+
+
+def _check_first(dataset: Dataset, row: Row) -> None:
+    """Raise ConfigError if the first row lacks a column, or has roles that the dataset's tags do not name.
+
+    LLaMA-Factory drops such rows, which are all of them.
+    """
+    is_alpaca = dataset.form == "alpaca"
+    column = dataset.column("prompt" if is_alpaca else "messages")
+    if column not in row:
+        listed = ", ".join(map(str, row))
+        raise ConfigError(
+            f"dataset {dataset.name}: no column {column!r}{nearest(str(column), map(str, row))} (found: {listed}); "
+            f"name it in columns of {INFO}"
+        )
+    tags, turns = dataset.tags, row[column]
+    if is_alpaca or not isinstance(turns, list):
+        return
+    known = [tags[name] for name in tags if name not in ("role_tag", "content_tag")]
+    roles = [turn.get(tags["role_tag"]) for turn in turns if isinstance(turn, dict)]
+    if unknown := next((role for role in roles if role not in known), None):
+        raise ConfigError(
+            f"dataset {dataset.name}: the role {unknown!r} is none of its tags ({', '.join(known)}); name it in tags "
+            f"of {INFO}"
+        )
 
 
 def _rows_of(file: Path) -> Iterator[Row]:

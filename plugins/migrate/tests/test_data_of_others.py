@@ -183,6 +183,24 @@ def test_a_name_that_nothing_describes_is_refused_and_a_file_that_is_not_here_is
     assert made("alpaca").config.task_options["data"] == "CHOOSE"
 
 
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        (
+            {"conversations": [{"from": "hummany", "value": "q"}]},
+            "the role 'hummany' is none of its tags (human, gpt, ",
+        ),
+        ({"conversation": []}, "no column 'conversations' (did you mean 'conversation'?) (found: conversation); name"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_its_description_is_one_line(row: Any, line: str, folder: Path) -> None:
+    """Each row of it is dropped by LLaMA-Factory."""
+    Path("sharegpt.json").write_text(json.dumps([row] * 3))
+    with pytest.raises(ConfigError) as caught:
+        made("sharegpt")
+    assert str(caught.value).startswith(f"dataset sharegpt: {line}")
+
+
 def test_no_config_trains_on_rows_that_nobody_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of these once trained on rows that come with distcore."""
     jobs = {
