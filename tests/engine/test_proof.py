@@ -381,7 +381,7 @@ class Undefined(Own):
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        (Noise(), "it draws random numbers outside of dropout by row.*row_random"),
+        (Noise(), r"test_proof\.py:\d+ draws random numbers outside of dropout by row.*row_random"),
         (Mixes(), "a row's loss depends on other rows of its micro-batch"),
         (OwnWith(Codebook), "forward updates the buffer 'code', once in each micro-batch"),
         (CountsItsCalls(), "one plain process does not repeat itself"),
@@ -505,7 +505,7 @@ def test_a_number_that_is_none_is_beyond_every_bound() -> None:
 
 def test_a_norm_that_a_strategy_does_not_report_is_left_out() -> None:
     assert proof._largest([float("nan"), 2.0], [1.0, 1.0]) == 1.0
-    assert isinstance(Replayed(losses=[], norms=[], state={}, draws=False), Replayed)
+    assert isinstance(Replayed(losses=[], norms=[], state={}, draws=""), Replayed)
 
 
 # Ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -201,10 +202,6 @@ class Attends(nn.Module):
     [
         (nn.Dropout(0.5), (4, 3, 8), ""),
         (nn.Dropout(0.5), (8, 8), "dropout of shape (8, 8), whose rows are not known"),
-        *(
-            (nn.Sequential(nn.Dropout(0.5), DrawsNoise(draw)), (4, 8), "random numbers that the model draws itself")
-            for draw in (lambda: torch.randn(8), lambda: float(np.random.rand()), random.random, own_noise)
-        ),
         (Attends(), (4, 2, 6, 8), ""),
     ],
 )
@@ -218,6 +215,29 @@ def test_what_is_not_by_row_is_named_once(
     assert [record.getMessage() for record in caplog.records] == (
         [f"dropout_masks: results depend on ranks and micro-batches, not by row: {says}"] if says else []
     )
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize(
+    ("draw", "place"),
+    [
+        (lambda: torch.randn(8), "test_row_dropout.py:"),
+        (own_noise, f"test_row_dropout.py:{own_noise.__code__.co_firstlineno + 2}"),
+        (lambda: float(np.random.rand()), "the task (Python's or numpy's generator)"),
+        (random.random, "the task (Python's or numpy's generator)"),
+    ],
+)
+def test_code_that_draws_for_itself_is_named_once_with_the_way_out(
+    draw: Callable[[], Tensor | float], place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = nn.Sequential(nn.Dropout(0.5), DrawsNoise(draw))
+    with caplog.at_level(logging.INFO, "distcore"):
+        for _ in range(2):
+            with forward_of(ROWS):
+                module(torch.ones(4, 8))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(f"{re.escape(place)}\\d* draws some for each micro-batch", line)
+    assert "distcore.row_random in at(epoch)" in line
 
 
 def test_torch_has_its_functions_back_after_a_run() -> None:

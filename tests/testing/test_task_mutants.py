@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,6 +86,12 @@ class CountsBelowZero(Sound):
     def prepare(self, config: RunConfig) -> Datasets:
         data = super().prepare(config)
         return with_train(data, items=np.where(np.arange(50) == 3, -1, 1))
+
+
+@breaks("draws-no-numbers")
+class DrawsNoiseForItsLoss(Sound):
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) * (1 + torch.rand(()))
 
 
 @breaks("loss-is-a-sum")
@@ -448,6 +455,12 @@ def test_what_shows_on_another_rank_later_or_in_a_larger_batch_is_found(
 ) -> None:
     finding = measured(task, case)
     assert finding.held is False, str(finding)
+
+
+def test_a_loss_that_draws_is_named_by_its_line_and_is_no_wrong_sum(measured: Any) -> None:
+    finding = measured(DrawsNoiseForItsLoss, "draws-no-numbers")
+    assert re.match(r"draws at random: \S*test_task_mutants\.py:\d+; distcore\.row_random", finding.note)
+    assert measured(DrawsNoiseForItsLoss, "loss-is-a-sum").held is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -364,8 +364,8 @@ class Proof:
             return f"one plain process does not repeat itself: its {what} is another the second time"
         if expected.draws and (run.world.shards > 1 or run.accumulation > 1):
             return (
-                "it draws random numbers outside of dropout by row, so results follow from ranks and micro-batches; "
-                "distcore.row_random, or at(epoch) of the dataset, draws by row"
+                f"{expected.draws} draws random numbers outside of dropout by row, so results follow from ranks and "
+                "micro-batches; distcore.row_random in at(epoch) of the dataset draws by row"
             )
         return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(run, expected, bounds)
 

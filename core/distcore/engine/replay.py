@@ -93,8 +93,8 @@ class Replayed:
     """L2 norm of the gradient before clipping, one value per step."""
     state: dict[str, Tensor]
     """Each parameter and buffer after the last step, on the CPU, by its name in the model."""
-    draws: bool
-    """True if a forward pass drew from torch's, Python's or numpy's generator: numbers that follow from the rank."""
+    draws: str
+    """Where a forward pass drew numbers that follow from the rank; empty if it drew none."""
     habits: Habits = field(default_factory=Habits)
     """What the job does that copies of weights cannot follow."""
 
@@ -204,7 +204,7 @@ class _Replayer:
         self._trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._by_phase = parameters_by_phase(task.phases, self._trained)
         self._losses = task.losses_of_phases(_not_logged) if self._by_phase else {"": task.loss_that_logs(_not_logged)}
-        self.draws = False
+        self.draws = ""
         self.habits = Habits(hooked=min(hooked_parameters(model), default=""))
 
     def coming(self, steps: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -247,7 +247,8 @@ class _Replayer:
         with watched, by_row, self._autocast(), CountsDraws() as drawn:  # type: ignore[no-untyped-call]
             share = self._share(dataset, part, rows, batch, loss)
         by_masks = masks.drawn - by_masks if masks else 0
-        self.draws = self.draws or drawn.count > by_masks or before != other_generators()
+        if drawn.count > by_masks or before != other_generators():
+            self.draws = self.draws or drawn.place or "the code of the task"
         share.backward()  # type: ignore[no-untyped-call]
         return float(share.detach())
 

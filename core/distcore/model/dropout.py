@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,11 @@ BITS = 16
 """Random bits for each value: the probability is rounded to a multiple of 2**-16."""
 PROBABILITIES = ("dropout_p", "p", "dropout")
 """Arguments of operations that draw nothing where they are 0, such as attention without dropout."""
+
+LIBRARIES = tuple(str(Path(file).parent) + "/" for file in (torch.__file__, str(Path(__file__).parent)))
+"""Folders of torch and of the core: the code of a task or of a model is elsewhere."""
+BY_ROW = str(Path(__file__).with_name("row_dropout.py"))
+"""The module that draws for dropout by row."""
 
 
 class DrawnDropout(nn.Dropout):
@@ -51,6 +58,8 @@ class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations inside the ``with`` block that draw random numbers."""
 
     count = 0
+    place = ""
+    """Where the first of them is called, ``FILE:LINE``, in code that is neither torch's nor the core's."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -60,5 +69,30 @@ class CountsDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in function.tags:
             named = {it.name: it.default_value for it in function._schema.arguments}
             named |= dict(zip(named, args, strict=False)) | given
-            self.count += next((bool(named[name]) for name in PROBABILITIES if name in named), True)
+            draws = next((bool(named[name]) for name in PROBABILITIES if name in named), True)
+            self.count += draws
+            if draws and not self.place:
+                self.place = _calling_place()
         return function(*args, **given)
+
+
+def _calling_place() -> str:
+    """Return ``FILE:LINE`` of the innermost call outside of torch and the core; empty if dropout by row draws."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == BY_ROW:
+            return ""
+        if not file.startswith(LIBRARIES):
+            return f"{_short(file)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]  # None at the end
+    return ""
+
+
+def _short(file: str) -> str:
+    """Return a path as one reads it: below the folder of the process or that of installed packages."""
+    path = Path(file)
+    for folder in (Path.cwd(), *(Path(entry) for entry in sys.path if entry)):
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return file

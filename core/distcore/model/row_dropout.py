@@ -31,6 +31,11 @@ POOL_VALUES = POOL + WIDEST
 """Values of the pool of one probability of dropout."""
 LOW = 2**31 - 1
 """Hashes have 31 bits, so that a product of two fits into int64."""
+DRAWS = (
+    "draws some for each micro-batch, so results follow from ranks and micro-batches, not from rows alone; "
+    "distcore.row_random in at(epoch) of the dataset draws by row"
+)
+"""What is wrong with random numbers of a model or a loss, and the way out; follows the place."""
 _NO_CONTEXT = nullcontext()
 Places = dict[tuple[int, ...], tuple[Tensor, Tensor]]
 """By shape, that of a joined sequence or a table of them: each token's row in the micro-batch and its place there."""
@@ -88,8 +93,10 @@ class RowMasks:
         self.is_new, before = False, other_generators()
         with CountsDraws() as draws:  # type: ignore[no-untyped-call]
             yield
-        if draws.count > self.drawn or before != other_generators():
-            self.outside = self.outside or "random numbers that the model draws itself"
+        others = before != other_generators()
+        if draws.place or others:
+            place = draws.place or "the task (Python's or numpy's generator)"
+            log.warning("random numbers: %s %s", place, DRAWS)
         if self.outside:
             log.info("dropout_masks: results depend on ranks and micro-batches, not by row: %s", self.outside)
 

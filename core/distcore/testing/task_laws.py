@@ -13,7 +13,9 @@ from distcore.checkpoint.distance import difference
 from distcore.checkpoint.job_state import fingerprint
 from distcore.engine.frozen import frozen_source
 from distcore.errors import MetaModelError
+from distcore.model.dropout import CountsDraws
 from distcore.model.model_source import model_source
+from distcore.model.row_dropout import other_generators
 from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
 from distcore.plugin.task.datasets import at_epoch, content_of, counts_of
@@ -76,9 +78,32 @@ def items_count(lab: TaskLab) -> Measured:
 
 
 @task_law("gradient")
+def draws_no_numbers(lab: TaskLab) -> Measured:
+    """Model and loss draw no random numbers, with dropout off: what they draw would follow from the rank."""
+    place = _place_of_draws(lab)
+    remedy = "distcore.row_random in at(epoch) of the dataset draws by row"
+    note = f"draws at random: {place}; {remedy}" if place else "none"
+    return Measured(error=float(bool(place)), bound=EXACT, note=note)
+
+
+def _place_of_draws(lab: TaskLab) -> str:
+    """Return where a forward pass with its loss draws random numbers; empty if it draws none."""
+    model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
+    compute = lab.embeddings if lab.task.whole_batch else lab.all_terms
+    compute(model, batch)  # a first call may build frozen models
+    before = other_generators()
+    with CountsDraws() as drawn:  # type: ignore[no-untyped-call]
+        compute(model, batch)
+    if drawn.count:
+        return drawn.place or "the model"
+    return "" if before == other_generators() else "the task, from Python's or numpy's generator"
+
+
+@task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
     """Loss and gradient of a batch, additional terms included, are the sums over its rows alone, with dropout off."""
     needs(not lab.task.whole_batch, "the loss is one over the global batch: embeds-rows-alone measures what it reads")
+    needs(not _place_of_draws(lab), "the loss draws at random: draws-no-numbers says where")
     rows = lab.rows(lab.data.train)
     whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
     mixes = any(isinstance(part, _BatchNorm) and part.training for part in whole.modules())
@@ -104,6 +129,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
 def embeds_rows_alone(lab: TaskLab) -> Measured:
     """An embedding that a loss over the global batch reads depends on its row alone, with dropout off."""
     needs(lab.task.whole_batch, "the loss is a sum over rows")
+    needs(not _place_of_draws(lab), "the embedding draws at random: draws-no-numbers says where")
     rows, model = lab.rows(lab.data.train), lab.build()
     together = lab.embeddings(model, lab.data.train.batch(rows))
     alone = [lab.embeddings(model, lab.data.train.batch(row[None])) for row in rows]
