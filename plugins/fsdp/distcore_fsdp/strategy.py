@@ -197,7 +197,7 @@ class FSDPStrategy:
         options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         in_order = [fully_shard(module, **options) for module in units.values()][::-1]
         root = fully_shard(model, **options)
-        dtensors.sum_gradients(root)
+        dtensors.sum_gradients(model)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         if values is not None:
