@@ -58,7 +58,9 @@ class Trace:
     def extension(self) -> object:
         """Return an extension that records when each of the strategy's hooks begins and ends, and the steps done."""
         wrappers = {name: hookimpl(wrapper=True, tryfirst=True)(self._wrapper(name)) for name in OPERATIONS}
-        return SimpleNamespace(**wrappers, on_step_end=hookimpl(lambda progress: self._at(progress)))
+        on_step_end = hookimpl(lambda progress: self._at(progress))
+        # It wraps every operation and changes nothing, so strategies that hide their gradients take it, too.
+        return SimpleNamespace(**wrappers, on_step_end=on_step_end, only_looks=True)
 
     def _wrapper(self, hook: str) -> Callable[[], Generator[None, object, object]]:
         def wrapper() -> Generator[None, object, object]:
