@@ -1,0 +1,93 @@
+"""A hang that was named ends: by a signal, which a thread hears while the run's own hangs, or as a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distcore import DistcoreError, RunConfig, train
+from distcore.testing.problem import Problem
+from distcore_workbench.watchdog.stop_signals import StopSignals
+
+HANGS_ONCE = """
+import threading
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+from distcore import Simple, hookimpl
+
+class Line(Simple):
+    def data(self):
+        x = torch.linspace(-1, 1, 64)[:, None]
+        return TensorDataset(x, 3 * x), TensorDataset(x[::8], 3 * x[::8])
+
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def row_loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square()[:, 0]
+
+    @hookimpl
+    def on_step_end(self, progress):
+        if progress.step == 3 and not Path("hung").exists():
+            Path("hung").touch()
+            threading.Event().wait()
+"""
+
+
+def test_a_signal_is_heard_by_another_thread() -> None:
+    """Its handler has not run: this thread executes nothing between the signal and the question."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    stops = StopSignals()
+    try:
+        stops.listen()
+        assert not stops.is_asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stops.is_asked()
+        assert stops.is_asked(), "a signal was forgotten"
+    finally:
+        stops.close()
+        signal.signal(signal.SIGTERM, before)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_program_that_listens_itself_keeps_its_descriptor() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write)
+    try:
+        stops = StopSignals()
+        stops.listen()
+        stops.close()
+        assert signal.set_wakeup_fd(write) == write
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+def test_an_end_without_a_limit_is_refused() -> None:
+    options = {"limit": 0, "end": True}
+    with pytest.raises(DistcoreError, match=r"extensions\.watchdog\.end: needs a limit above 0"):
+        train(RunConfig.model_validate({"lr": 0.1, "extensions": {"watchdog": options}}), Problem())
+
+
+@pytest.mark.ranks
+@pytest.mark.programs
+@pytest.mark.parametrize(("restarts", "code"), [("0", 3), ("1", 0)])
+def test_a_hang_is_a_failure_where_the_watchdog_ends_it(tmp_path: Path, restarts: str, code: int) -> None:
+    (tmp_path / "own.py").write_text(HANGS_ONCE)
+    command = [sys.executable, "-m", "distcore", "train", "--task", "own.py:Line", "--lr", "0.1", "--max-steps", "5"]
+    command += ["--global-batch-size", "8", "--max-restarts", restarts, "--out", "run", "--prove", "off"]
+    command += ["--set", "extensions.watchdog.limit=3", "--set", "extensions.watchdog.end=true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == code, done.stderr
+    assert "rank 0 has been in hook on_step_end() for 3 s, in step 3" in done.stderr
+    assert (tmp_path / "run/report.json").exists() is (code == 0)
+    assert ("restart 1 of 1" in done.stderr) is (code == 0)
