@@ -76,6 +76,8 @@ REFUSED: Mapping[str, tuple[object, str]] = {
     "watermarking_config": (None, "a watermark belongs to what serves the model"),
 }
 """Keys that change a text and cannot be honored: the value without effect, and the reason."""
+ONE_TOKEN = ("decoder_start_token_id", "forced_bos_token_id")
+"""Keys of which transformers takes the first token of a list for every text."""
 KEYS = SEARCH | READS_PROMPT | READS_SOURCE | SAMPLING | LENGTH | SPEED | FORM | UNREAD | REFUSED.keys()
 NEUTRAL: Mapping[str, object] = {
     "min_length": 0,
@@ -141,8 +143,10 @@ def _problem(key: str, value: object) -> str | None:
         return None if value == neutral else reason
     if key == "cache_implementation" and value == "quantized":
         return "a cache in few bits changes the text"
-    if key == "decoder_start_token_id" and isinstance(value, list) and len(value) != 1:
+    if key in ONE_TOKEN and isinstance(value, list) and len(value) != 1:
         return "all texts begin with one token"
+    if key == "num_beams" and (not isinstance(value, int) or value < 1):
+        return "a number of beams is 1 or more"
     return None
 
 

@@ -235,6 +235,8 @@ def test_settings_without_effect_pass(tmp_path: Path) -> None:
         ({"num_beam": 4}, r"generation.num_beam: is no setting of .*did you mean 'num_beams'"),
         ({"temperature": 0.5}, "generation.temperature = 0.5: generation is greedy"),
         ({"max_new_tokens": 5}, "task_options.max_new_tokens=N"),
+        ({"forced_bos_token_id": [4, 5]}, "all texts begin with one token"),
+        ({"num_beams": 0}, "a number of beams is 1 or more"),
         ({"stop_strings": "a"}, "generation.stop_strings = 'a': a text ends"),
     ],
 )
