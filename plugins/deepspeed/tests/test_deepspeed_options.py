@@ -107,7 +107,8 @@ def attribute_of(job: Job, name: str) -> Any:
     job.train(1)
     optimizer = job.run.strategy_state.optimizer
     if name == "persistent":
-        return sum(parameter.ds_persist for parameter in job.run.module.parameters())
+        parameters: list[Any] = list(job.run.module.parameters())
+        return sum(parameter.ds_persist for parameter in parameters)
     if hasattr(optimizer, name):
         return getattr(optimizer, name)
     coordinator = optimizer.parameter_offload.get_param_coordinator()
