@@ -89,6 +89,7 @@ def fit(
                 if meter.lost_since is not None:
                     log.warning("step %d is not saved: %s", progress.step, lost_words(meter.lost_since))
                 elif done and evaluating and not is_finite_loss(last):
+                    saver.wait()  # the message names the newest checkpoint
                     raise TrainingError(
                         f"the loss of the evaluation is not finite after the last step; {remedy(config, best)}"
                     )

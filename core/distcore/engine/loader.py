@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class MicroBatches:
 
     def __getitem__(self, micro: MicroBatch) -> Loaded | Failed:
         try:
-            loaded = Loaded(micro, batch_of(self.dataset, micro))
+            loaded = Loaded(*next(batches_of(self.dataset, [micro])))
             if not self._is_checked:  # in this loader process
                 _check_travels(loaded)
         except TaskError as error:
@@ -51,7 +51,7 @@ class MicroBatches:
         """Yield the micro-batches of these steps in order: the row numbers, and the collated batch on the CPU."""
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
-            return ((micro, batch_of(self.dataset, micro)) for micro in micros)
+            return batches_of(self.dataset, micros)
         loader: DataLoader[Loaded | Failed] = DataLoader(
             self,  # type: ignore[arg-type]
             sampler=micros,
@@ -94,12 +94,18 @@ def _taken(loaded: Loaded | Failed) -> tuple[MicroBatch, Batch]:
     return loaded.micro, loaded.batch
 
 
-def batch_of(dataset: Dataset, micro: MicroBatch) -> Batch:
-    """Return the collated rows; raises TaskError for StopIteration, which would end the stream instead of the run."""
-    try:
-        return dataset.batch(micro.indices)
-    except StopIteration as error:
-        raise TaskError(f"dataset: batch() raised StopIteration for rows {micro.indices[:3].tolist()} …") from error
+def batches_of(dataset: Dataset, micros: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
+    """Yield each micro-batch with its collated rows.
+
+    Raises TaskError for a StopIteration of the dataset, which would end the stream instead of the run.
+    """
+    for micro in micros:
+        try:
+            batch = dataset.batch(micro.indices)
+        except StopIteration as error:
+            rows = micro.indices[:3].tolist()
+            raise TaskError(f"dataset: batch() raised StopIteration for rows {rows} …") from error
+        yield micro, batch
 
 
 def _check_travels(loaded: Loaded) -> None:

@@ -164,9 +164,9 @@ def test_every_file_of_every_tokenizer_of_transformers_is_fetched_and_read_for_t
     for name in sorted(names):
         try:
             loaded: Any = tokenizer_class_from_name(name)
+            files = getattr(loaded, "vocab_files_names", {}).values()
         except ImportError:  # of a library that is not here
             continue
-        files = getattr(loaded, "vocab_files_names", {}).values()
         if others := [file for file in files if not any(fnmatch(file, pattern) for pattern in DESCRIPTIONS)]:
             left[name] = others
     assert len(names) > 50

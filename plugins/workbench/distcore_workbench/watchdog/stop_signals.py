@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import weakref
+from typing import ClassVar
 
 ASK_TO_STOP = {getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)}
 
@@ -17,12 +19,16 @@ class StopSignals:
     or in any other call of C, has none for as long as that takes.
     """
 
+    _latest: ClassVar[StopSignals | None] = None
+
     def __init__(self) -> None:
         self._read = self._write = -1
         self._is_asked = False
 
     def listen(self) -> None:
         """Begin; in vain outside of the main thread, and where the program, such as an event loop, listens itself."""
+        if StopSignals._latest is not None and threading.current_thread() is threading.main_thread():
+            StopSignals._latest.close()  # of a run in this process that failed, which nobody tears down
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
@@ -37,6 +43,7 @@ class StopSignals:
             os.close(write)
             return
         self._read, self._write = read, write
+        StopSignals._latest = self
         close = weakref.WeakMethod(self.close)
         # A forked process would write its own signals into the pipe of this one.
         os.register_at_fork(after_in_child=lambda: (method := close()) and method())

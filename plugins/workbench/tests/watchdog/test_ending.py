@@ -57,6 +57,21 @@ def test_a_signal_is_heard_by_another_thread() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
+def test_a_run_hears_signals_after_one_that_failed() -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    failed, stops = StopSignals(), StopSignals()
+    try:
+        failed.listen()
+        stops.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stops.is_asked()
+        failed.close()  # changes nothing
+        assert signal.set_wakeup_fd(-1) != -1
+    finally:
+        stops.close()
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_program_that_listens_itself_keeps_its_descriptor() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
