@@ -436,3 +436,24 @@ def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
         raise RuntimeError(words)
     with pytest.raises(RuntimeError, match="another"), explain_mixed_devices(run, hooks):
         raise RuntimeError("another")
+
+
+class Unfreezes(Own):
+    """A task whose last layer is frozen until an epoch has passed."""
+
+    def model(self) -> nn.Module:
+        self.net: Any = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+        self.net[-1].weight.requires_grad_(False)
+        return self.net
+
+    @hookimpl
+    def on_epoch_end(self) -> None:
+        self.net[-1].weight.requires_grad_(True)
+
+
+def test_a_parameter_that_becomes_trainable_after_the_start_is_refused_by_name(tmp_path: Path) -> None:
+    says = r"after step \d+ '\d+.weight' is trainable, which was frozen at the start: the optimizer does not step it"
+    with pytest.raises(TaskError, match=says):
+        train(
+            RunConfig(**CONFIG | {"out": str(tmp_path / "run"), "max_steps": 6, "log_every": 1}), Unfreezes(nn.Module)
+        )

@@ -19,6 +19,7 @@ from distcore.engine.best import Best, out_of_patience, update_best
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_stop, agree_on_tally
+from distcore.engine.module_checks import refuse_unfrozen, trained_names
 from distcore.engine.proof import Proof
 from distcore.errors import StoppedError, TrainingError
 from distcore.launchers.processes.contexts import handle_stop_signals
@@ -48,9 +49,10 @@ def fit(
     A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
     if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
     Ctrl-C the run commits a checkpoint, at once if it is one process, and raises StoppedError. Raises TaskError if the
-    ``proof`` finds that its first steps are not those of one plain process.
+    ``proof`` finds that its first steps are not those of one plain process, or if a frozen parameter becomes trainable.
     """
     config, last, stopping = run.config, None, False
+    trained = trained_names(run.module)
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
     wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
     ended = out_of_patience(config, best) or "stop" in wishes
@@ -68,6 +70,7 @@ def fit(
             if logs := done or progress.step % config.log_every == 0:
                 record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
                 hooks.on_log(run, record)
+                refuse_unfrozen(run.module, trained, progress.step)
             else:
                 wishes, stopping = frozenset(), bool(signals) and run.world.size == 1
             ended = "stop" in wishes

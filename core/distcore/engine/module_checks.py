@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from distcore.checkpoint.tensors import NAMES
 from distcore.config import RunConfig
-from distcore.errors import ModelError
+from distcore.errors import ModelError, TaskError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.extra_state import extra_state, tensors_of_state
 
@@ -26,6 +26,24 @@ def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Modul
     _check_renormalized(config, capabilities, module)
     _check_synchronized(config, module)
     _check_kinds(config, capabilities, module)
+
+
+def trained_names(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that are trained."""
+    return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+
+
+def refuse_unfrozen(module: nn.Module, trained: frozenset[str], step: int) -> None:
+    """Raise TaskError for a parameter that became trainable since the start: no optimizer and no strategy has it."""
+    late = sorted(trained_names(module) - trained)
+    if not late:
+        return
+    more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    raise TaskError(
+        f"after step {step} {late[0]!r}{more} is trainable, which was frozen at the start: the optimizer does not step "
+        "it; leave it trainable from the start, with an lr_scale of its own in optimizer.groups, or train it in a "
+        "second run whose --model is an export of this one"
+    )
 
 
 def _check_lazy(module: nn.Module) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -12,6 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from distcore import ConfigError, ParameterGroup, can_fuse, hidden_matrices
+
+log = logging.getLogger("distcore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,7 @@ class Muon:
             raise ConfigError(
                 "optimizer.name = 'muon': no matrix to train in repeated blocks, as muon needs; use --optimizer adamw"
             )
+        _say_once(shares(module, ours, others))
         settings: dict[str, Any] = {name: getattr(self, name) for name in ("momentum", "nesterov", "ns_steps")}
         muon = WholeMuon(ours, adjust_lr_fn=self.adjust_lr_fn, **settings)
         if not others:
@@ -96,6 +102,28 @@ class Both(torch.optim.Optimizer):
             )  # each time, since loading a state replaces both in this object
             inner.step()
         return loss
+
+
+def shares(module: nn.Module, ours: list[ParameterGroup], others: list[ParameterGroup]) -> str:
+    """Return the line about which part of the trained parameters Muon steps and which AdamW, by kind of module."""
+    kinds = {p: type(layer).__name__ for layer in module.modules() for p in layer.parameters(recurse=False)}
+    sizes_of = [Counter[str](), Counter[str]()]
+    for sizes, groups in zip(sizes_of, (ours, others), strict=True):
+        for parameter in (p for group in groups for p in group["params"]):
+            sizes[kinds.get(parameter, "own")] += parameter.numel()
+    whole = sum(sizes.total() for sizes in sizes_of) or 1
+    parts = [
+        f"{name} steps {sizes.total() / whole:.1%} of the trained parameters "
+        f"({', '.join(f'{kind} {size / whole:.1%}' for kind, size in sizes.most_common())})"
+        for name, sizes in zip(("muon", "adamw"), sizes_of, strict=True)
+        if sizes
+    ]
+    return "; ".join(parts)
+
+
+@cache
+def _say_once(line: str) -> None:
+    log.info("%s", line)
 
 
 def _divide(

@@ -33,6 +33,17 @@ def apply_steps(
         optimizer.step()
 
 
+def test_muon_says_which_part_it_steps(caplog: pytest.LogCaptureFixture) -> None:
+    module = Classifier()
+    with caplog.at_level("INFO", "distcore"):
+        for _ in range(2):
+            Muon().build(module, groups_of(module))
+    [line] = [message for message in caplog.messages if message.startswith("muon")]
+    matrices = sum(p.numel() for block in module.blocks for p in block.parameters() if p.ndim == 2)
+    share = matrices / sum(p.numel() for p in module.parameters())
+    assert line.startswith(f"muon steps {share:.1%} of the trained parameters (Linear {share:.1%}); adamw steps ")
+
+
 def test_adafactor_is_torchs_own() -> None:
     trained, expected = Classifier(), Classifier()
     expected.load_state_dict(trained.state_dict())
