@@ -615,7 +615,7 @@ class TrainsOtherwiseAfterAnEvaluation(DDPStrategy):
         return defaults.backward(run, loss * (2 if hasattr(run.module, "evaluated") else 1))
 
 
-@mutant("checkpoint", "round-trip", "model/seen is torch.float32|model/mask is torch.float32")
+@mutant("checkpoint", "round-trip", r"'(seen|mask)': .*of torch.float32, where the model has torch")
 class SavesEveryBufferAsFloats(DDPStrategy):
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:

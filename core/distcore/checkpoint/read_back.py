@@ -97,7 +97,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _first_difference(saved: Tensor, computed: Tensor) -> str:
-    """Return where the first difference is, and both numbers; empty for tensors that cannot be compared."""
+    """Return the dtypes if only one has fractions, else both numbers of the first difference, if there is one."""
+    if saved.is_floating_point() != computed.is_floating_point():
+        return f" (of {saved.dtype}, where the model has {computed.dtype})"
     ours, theirs = (each.detach().double().cpu().reshape(-1) for each in (saved.to(computed.dtype), computed))
     if len(ours) != len(theirs) or not len(differing := (ours != theirs).nonzero()):
         return ""
