@@ -15,13 +15,15 @@ from distcore.plugin.strategy.hooks import Hooks
 ARGUMENTS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
 """The first arguments of ``torch.autograd.grad``, which may come without their names."""
 
+OUTSIDE = ("torch", "distcore")
+"""Packages whose calls pass: torch's compiler, and a loss over the whole batch, whose leaves no backend has seen."""
+
 
 @contextmanager
 def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
     """Raise TaskError inside the ``with`` block for ``torch.autograd.grad`` beyond what the strategy declares.
 
-    Its backend may compute other gradients afterwards, without an error. Calls of torch's own code, such as its
-    compiler's, pass.
+    Its backend may compute other gradients afterwards, without an error. Calls of torch itself and of the core pass.
     """
     allowed = hooks.capabilities.inner_gradients
     if allowed == "all":
@@ -33,7 +35,7 @@ def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
         given = dict(zip(ARGUMENTS, arguments, strict=False)) | named
         create_graph = bool(given.get("create_graph"))
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.partition(".")[0] != "torch" and (allowed == "none" or create_graph):
+        if caller.partition(".")[0] not in OUTSIDE and (allowed == "none" or create_graph):
             what = "torch.autograd.grad" + ("(create_graph=True)" if create_graph else "")
             raise TaskError(
                 f"task: a loss or a metric calls {what}, and strategy {hooks.name!r} with these options cannot compute "
