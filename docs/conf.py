@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     # Other people's names: their documentation is not at hand where the site is built without a network.
     (
         r"py:.*",
-        r"(torch|nn|np|numpy|dist|pathlib|collections|contextlib|typing|pydantic|pluggy|enum|argparse|importlib|rich|pytest|_pytest)(\..+)?",
+        r"(torch|nn|np|numpy|dist|pathlib|datetime|collections|contextlib|typing|pydantic|pluggy|enum|argparse|importlib|rich|pytest|_pytest)(\..+)?",
     ),
     (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|(distcore\.launchers\.)?T"),
     (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),  # in signatures alone
