@@ -11,7 +11,7 @@ import torch
 from text_task import TEXTS
 from torch import nn
 
-from distcore import RunConfig, train
+from distcore import RunConfig, TaskError, train
 from distcore.cli.main import main
 from distcore_workbench.activation_offload import ActivationOffload
 
@@ -71,7 +71,9 @@ def test_losses_are_those_without_copies(changes: dict[str, Any], work_folder: P
 
 @pytest.mark.programs
 def test_copies_with_other_values_are_seen(work_folder: Path) -> None:
-    assert losses("run", "Forgets", strategy="single") != losses("run", None, strategy="single")
+    with pytest.raises(TaskError, match="proof: after step 2 the loss differs from that of one plain process"):
+        losses("proved", "Forgets", strategy="single")
+    assert losses("run", "Forgets", strategy="single", prove="off") != losses("run", None, strategy="single")
 
 
 def test_parameters_and_small_tensors_stay_where_they_are() -> None:
