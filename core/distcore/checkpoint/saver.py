@@ -149,7 +149,9 @@ class Saver:
             else:
                 self._wait_until(lambda: final.exists() and not staging_of(final).exists(), final)
         except (OSError, CheckpointError) as error:
-            is_elsewhere = world.size > 1 and not staging_of(final).exists() and not final.exists()
+            # Files that are gone under this rank's hands: another one failed, and removes the folder.
+            is_gone = isinstance(error, FileNotFoundError) or not (staging_of(final).exists() or final.exists())
+            is_elsewhere = world.size > 1 and is_gone
             discard(files, final)  # other ranks wait for it to be committed or to disappear
             kind = ConnectionError if is_elsewhere else CheckpointError
             raise kind(f"checkpoint {final} could not be written: {error}") from error
