@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ class Net(nn.Module):
         hidden = self.embedding(tokens)
         if self.sees == "next":  # the token after each one, and no other
             return self.head(hidden + F.pad(hidden[:, 1:], (0, 0, 0, 1)))  # type: ignore[no-any-return]
+        if self.sees.endswith("rank 1 fails") and os.environ["RANK"] == "1":
+            raise ValueError("a row that only this rank has")
         if self.sees == "noise":
             hidden = hidden + torch.randn_like(hidden)
-        mixed = F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=self.sees != "all")
+        mixed = F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal="all" not in self.sees)
         return self.head(hidden + mixed)  # type: ignore[no-any-return]
 
 
@@ -105,6 +108,7 @@ def test_every_token_of_the_second_half_is_another_one(row: list[int]) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-ddp")
-def test_ranks_end_alike_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sees", ["all", "all, but rank 1 fails"])
+def test_ranks_end_alike_in_one_line(sees: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="the model sees the tokens that it is to predict"):
-        trained(tmp_path, Language("all"), strategy="ddp", nproc=2)
+        trained(tmp_path, Language(sees), strategy="ddp", nproc=2, timeout=20)

@@ -58,7 +58,7 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
             raise
         except Exception as error:  # any class: code of a model, which may want more than tokens
             log.warning("causal: not measured: model(tokens) fails: %s", one_line(f"{type(error).__name__}: {error}"))
-            return
+            change, noise = 0.0, 0.0  # other ranks, with other rows, may have measured: all must agree below
         finally:
             set_mode(run, training=True)
     bound = max(BOUNDS.get(run.config.precision, HALF), NOISE * noise)
