@@ -37,6 +37,7 @@ from distcore.model.blocks import hidden_matrices as hidden_matrices
 from distcore.model.blocks import repeated_blocks as repeated_blocks
 from distcore.model.blocks import repeated_classes as repeated_classes
 from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
+from distcore.model.gradient_hooks import gradient_hooks as gradient_hooks
 from distcore.model.model_source import build_in_parts as build_in_parts
 from distcore.model.optimizers.adam import can_fuse as can_fuse
 from distcore.model.pretrained_slices import meta_tensors as meta_tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,27 +23,42 @@ OUTSIDE = ("torch", "distcore")
 def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
     """Raise TaskError inside the ``with`` block for ``torch.autograd.grad`` beyond what the strategy declares.
 
-    Its backend may compute other gradients afterwards, without an error. Calls of torch itself and of the core pass.
+    Its backend may compute other gradients afterwards, without an error.
     """
     allowed = hooks.capabilities.inner_gradients
     if allowed == "all":
         yield
         return
+
+    def refuse(create_graph: bool) -> None:
+        if allowed != "none" and not create_graph:
+            return
+        what = "torch.autograd.grad" + ("(create_graph=True)" if create_graph else "")
+        raise TaskError(
+            f"task: a loss or a metric calls {what}, and strategy {hooks.name!r} with these options cannot compute "
+            "such gradients; take one that can, such as --strategy single"
+        )
+
+    with hear_inner_gradients(refuse):
+        yield
+
+
+@contextmanager
+def hear_inner_gradients(heard: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``heard(create_graph)`` before each call of ``torch.autograd.grad`` inside the ``with`` block.
+
+    Calls of torch itself and of the core are not heard.
+    """
     original = torch.autograd.grad
 
-    def refused(*arguments: Any, **named: Any) -> Any:
-        given = dict(zip(ARGUMENTS, arguments, strict=False)) | named
-        create_graph = bool(given.get("create_graph"))
+    def listening(*arguments: Any, **named: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.partition(".")[0] not in OUTSIDE and (allowed == "none" or create_graph):
-            what = "torch.autograd.grad" + ("(create_graph=True)" if create_graph else "")
-            raise TaskError(
-                f"task: a loss or a metric calls {what}, and strategy {hooks.name!r} with these options cannot compute "
-                "such gradients; take one that can, such as --strategy single"
-            )
+        if caller.partition(".")[0] not in OUTSIDE:
+            given = dict(zip(ARGUMENTS, arguments, strict=False)) | named
+            heard(bool(given.get("create_graph")))
         return original(*arguments, **named)
 
-    torch.autograd.grad = refused
+    torch.autograd.grad = listening
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from distcore.config import Clip, RunConfig
 from distcore.engine.frozen import frozen_source
+from distcore.engine.inner_gradients import hear_inner_gradients
 from distcore.engine.loader import to_device
 from distcore.engine.loop import seed_step
 from distcore.engine.precision import DTYPES
@@ -68,19 +69,13 @@ class Habits:
         """Note what the ``with`` block, a forward pass, does."""
         parameters = dict(model.named_parameters())
         before = {name: parameter._version for name, parameter in parameters.items()}
-        original = torch.autograd.grad
-
-        def noted(*arguments: Any, **named: Any) -> Any:
-            self.slopes = True
-            return original(*arguments, **named)
-
-        torch.autograd.grad = noted
-        try:
+        with hear_inner_gradients(self._note_slope):
             yield
-        finally:
-            torch.autograd.grad = original
         written = (name for name, parameter in parameters.items() if parameter._version != before[name])
         self.writes = self.writes or next(written, "")
+
+    def _note_slope(self, create_graph: bool) -> None:
+        self.slopes = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for
 from distcore.jobs.export import export_checkpoint as export_checkpoint
 from distcore.jobs.export_proof import Proof as Proof
+from distcore.jobs.logs import at_level as at_level
 from distcore.jobs.logs import set_up_logging as set_up_logging
 from distcore.jobs.train import check as check
 from distcore.jobs.train import what_is_saved as what_is_saved

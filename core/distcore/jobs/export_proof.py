@@ -17,6 +17,7 @@ from distcore.checkpoint.job_state import fingerprint
 from distcore.config import RunConfig
 from distcore.engine.frozen import with_frozen
 from distcore.errors import CheckpointError, DistcoreError
+from distcore.jobs.logs import at_level
 from distcore.launchers.processes.failures import one_line
 from distcore.model.lora_base import base_of
 from distcore.plugin.batching.columns import read
@@ -100,7 +101,7 @@ def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any],
     tell and no error of the export.
     """
     try:
-        with _quietly():
+        with at_level(logging.ERROR):  # what a task says of the data of a run, the run has said
             data = task.prepare(config)
     except Exception as error:
         return _reason("the data of the run cannot be read here", error)
@@ -118,18 +119,6 @@ def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any],
     except (DistcoreError, OSError) as error:  # a file of a row, or a frozen model, that is not here
         return _reason("rows of the run cannot be computed here", error)
     return ProofRows(task, batch, len(numbers), items)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep from the screen what a task says of the data of a run: the run has said it."""
-    log = logging.getLogger("distcore")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _reason(what: str, error: Exception) -> str:

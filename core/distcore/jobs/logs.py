@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from distcore.config import RunConfig
 
@@ -20,6 +22,18 @@ def set_up_logging(config: RunConfig, rank: int) -> None:
     handler.setFormatter(logging.Formatter(f"%(levelname).1s rank {rank}: %(message)s"))
     handler.is_plain = rank == 0
     log.handlers = [handler]
+
+
+@contextmanager
+def at_level(level: int, name: str = "distcore") -> Iterator[None]:
+    """Have the logger ``name`` pass messages from ``level`` on alone, inside the ``with`` block."""
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class _Screen(logging.Handler):

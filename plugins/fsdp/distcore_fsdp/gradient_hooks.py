@@ -9,16 +9,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 
-def gradient_hooks(model: nn.Module) -> dict[str, list[Callable[[Any], Any]]]:
-    """Return the functions that ``register_hook`` gave to the parameters of ``model``, by name, in their order."""
-    hooks: dict[str, list[Callable[[Any], Any]]] = {}
-    for name, parameter in model.named_parameters():
-        own: Any = parameter
-        if own._backward_hooks:
-            hooks[name] = list(own._backward_hooks.values())
-    return hooks
-
-
 def carry_gradient_hooks(model: nn.Module, hooks: Mapping[str, list[Callable[[Any], Any]]]) -> None:
     """Register ``hooks``, by the name of a parameter, on the whole parameters, which backward passes see.
 

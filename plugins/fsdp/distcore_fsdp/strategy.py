@@ -39,11 +39,12 @@ from distcore import (
     build_in_parts,
     defaults,
     dtensors,
+    gradient_hooks,
     hookimpl,
     join_process_group,
     return_large_blocks,
 )
-from distcore_fsdp.gradient_hooks import carry_gradient_hooks, gradient_hooks
+from distcore_fsdp.gradient_hooks import carry_gradient_hooks
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
 from distcore_fsdp.units import RECOMPUTED_TWICE, Recomputed, Wrap, checkpoint_activations, describe_units, find_units
 

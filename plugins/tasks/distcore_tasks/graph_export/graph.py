@@ -201,11 +201,7 @@ def finish(
 @contextmanager
 def quietly() -> Iterator[None]:
     """Keep what libraries print and log, such as that torchvision is missing, from the user's screen."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)
+    from distcore.jobs import at_level
+
+    with at_level(logging.ERROR, "torch.onnx"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield

@@ -34,6 +34,7 @@ from distcore.jobs import (
     HoldsExtraTensors,
     Hooks,
     Tally,
+    at_level,
     autocast_for,
     frozen_source,
     most_micro_batches,
@@ -124,7 +125,9 @@ def trace(job: TracedJob, stand_in: object) -> Step:
     apart = stand_in if isinstance(stand_in, HoldsExtraTensors) else None
     try:
         module = without_values(job.meta_model, storages)
-        with _unsaid(), _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
+        # A trace is not a run: what the strategy tells of one is not said.
+        silence = at_level(logging.WARNING)
+        with silence, _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
             return _trace(job, hooks, storages, module, phases, apart)
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
@@ -258,18 +261,6 @@ def _fill_state(optimizer: torch.optim.Optimizer) -> None:
                 parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-
-
-@contextmanager
-def _unsaid() -> Iterator[None]:
-    """Silence the strategy's log messages: a trace is not a run."""
-    log = logging.getLogger("distcore")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 @contextmanager
