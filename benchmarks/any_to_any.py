@@ -174,9 +174,9 @@ def continue_from(path: str | None, out: Path, config: RunConfig, hooks: Hooks, 
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     progress = checkpoint.load(run, hooks, Path(path))[0] if path else Progress()
-    for progress, _, _ in steps(run, hooks, task, data.train, progress):  # noqa: B020
-        if progress.step in (HALF, LAST):
-            checkpoint.save(run, hooks, progress, out, {"best": None}, Unsynced())
+    for step in steps(run, hooks, task, data.train, progress):
+        if step.progress.step in (HALF, LAST):
+            checkpoint.save(run, hooks, step.progress, out, {"best": None}, Unsynced())
 
 
 def at(folder: str, setting: Setting, source: str, step: int) -> Path:

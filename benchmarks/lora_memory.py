@@ -103,10 +103,10 @@ def rank(config: RunConfig) -> dict[str, Any]:
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     run = build_run(config, hooks, world, task, data)
-    *_, (progress, _, _) = steps(run, hooks, task, data.train, Progress())
+    *_, last = steps(run, hooks, task, data.train, Progress())
     peak = resident("VmHWM") - before
     trained = sum(getattr(p, "ds_numel", p.numel()) for p in run.module.parameters() if p.requires_grad)
-    path = save_checkpoint(run, hooks, progress, Path(str(config.out)), {})
+    path = save_checkpoint(run, hooks, last.progress, Path(str(config.out)), {})
     size = sum(file.stat().st_size for file in path.iterdir())
     hooks.teardown(world)
     return watcher.memory | {"peak": peak, "trained": trained, "checkpoint": size}

@@ -109,9 +109,9 @@ def rank(changes: dict[str, Any], limit: int | None) -> tuple[int, float, list[f
         times, losses = list[float](), list[float]()
         for _ in range(config.max_steps or 0):
             began = time.perf_counter()
-            _, _, loss = next(loop)
+            step = next(loop)
             times.append(time.perf_counter() - began)
-            losses.append(float(loss))
+            losses.append(float(step.loss))
         peak = resident("VmHWM") - before
         hooks.teardown(world)
     return peak, median(times), losses

@@ -17,7 +17,9 @@ import torch
 import distcore
 from distcore import Progress, Run, RunConfig, hookimpl, train
 from distcore.engine import trainer
-from distcore.engine.loop import other_terms, seed_step, steps
+from distcore.engine.loop import steps
+from distcore.engine.seeding import seed_step
+from distcore.engine.shares import terms_of
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError, StrategyError
 from distcore.model.row_dropout import RowMasks
@@ -200,6 +202,6 @@ def test_the_seed_of_a_step_never_changes() -> None:
 def test_a_further_term_of_the_loss_is_a_mean_over_its_own_items() -> None:
     run: Any = SimpleNamespace(loss_multiplier=6.0)
     counts = {"words": np.array([1, 2, 5]), "none": np.zeros(3, dtype=int)}
-    made = other_terms(run, counts, np.array([0, 1]))
+    made = terms_of(run, counts, np.array([0, 1]))
     assert {name: factor for name, (factor, _) in made.items()} == {"words": 2.0, "none": 0.0}
     assert made["words"][1] is counts["words"]

@@ -59,16 +59,17 @@ def fit(
     can = can_save_alone(run, makes_own_steps=task.has("train_step"))
     rescue = Rescue(run, lambda whole: saver.rescue(whole, asdict(best) if best else None), can)
     with catch_stop_signals() as signals, rescue:
-        for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
+        for step in () if ended else steps(run, hooks, task, data.train, progress):
+            progress = step.progress
             done = progress.step == run.total_steps
-            meter.add(loss, run.tally.items)
+            meter.add(step.loss, step.items)
             with meter.pause():
-                proof.note(run, hooks, progress, result, loss)
+                proof.note(run, hooks, step)
             saver.check()
             if not any(due(config, progress, done, stopping, run.tally.wishes)):  # nothing but the log is left to do
                 rescue.is_whole(progress)
             if logs := done or progress.step % config.log_every == 0:
-                record, stopping, wishes = meter.record(run, hooks, progress, result, bool(signals))
+                record, stopping, wishes = meter.record(run, hooks, step, bool(signals))
                 hooks.on_log(run, record)
                 refuse_unfrozen(run.module, trained, progress.step)
             else:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from distcore.distributed.devices import peak_memory
-from distcore.plugin.strategy.contract import Progress, Run, StepResult
+from distcore.engine.loop import Step
+from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.tally import Wish
 
@@ -54,13 +55,14 @@ class Meter:
         return torch.as_tensor(own, dtype=torch.float64, device=run.world.device)
 
     def record(
-        self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, requested: bool
+        self, run: Run, hooks: Hooks, step: Step, requested: bool
     ) -> tuple[dict[str, float], bool, frozenset[Wish]]:
         """Return the values to log, True if a stop was ``requested`` on any rank, and the wishes; every rank calls.
 
         The record has the mean loss and the means of logged values, over all ranks since the last record, the speed in
         samples per second, and the peak memory of this rank. One sum over ranks serves all, which saves a collective.
         """
+        progress = step.progress
         loss = self._own_loss(run)
         wishes, means, (total, requests) = agree_on_tally(run, hooks, loss, loss.new_tensor(float(requested)))
         if math.isfinite(total):
@@ -82,8 +84,8 @@ class Meter:
         if run.loss_scale is not None:
             record["skipped_steps"] = progress.skipped
             self._say_skipped(run, progress)
-        if result.grad_norm is not None:
-            record["grad_norm"] = float(result.grad_norm)
+        if step.result.grad_norm is not None:
+            record["grad_norm"] = float(step.result.grad_norm)
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
         self._loss_before, self._items = 0.0, 0
         return record, requests > 0, wishes

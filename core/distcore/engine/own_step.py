@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,33 +11,28 @@ from torch import Tensor, nn
 from distcore.distributed.devices import seed
 from distcore.distributed.dtensors import reshard
 from distcore.errors import TaskError
-from distcore.plugin.strategy.contract import MicroBatch, Run, StepLoss, StepResult
+from distcore.plugin.strategy.contract import Run, StepResult
 from distcore.plugin.strategy.gradient_norm import total_norm
-from distcore.plugin.strategy.hooks import Hooks, Passes
+from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.losses import Loss
 from distcore.plugin.task.phases import parameters_by_phase
-from distcore.plugin.task.task import Batch
 
-WithLoss = Callable[[Loss], StepLoss]
-"""Turns a loss of the task into one that is scaled for a micro-batch."""
-Update = Callable[[list[tuple[MicroBatch, Batch]], WithLoss], tuple[Tensor, StepResult]]
-"""Updates the weights by the micro-batches of one step; returns this rank's scaled loss, and the optimizer's result."""
+if TYPE_CHECKING:
+    from distcore.engine.loop import Step
+
+Update = Callable[["Step"], None]
+"""Updates the weights by the micro-batches of one step; sets its loss and result."""
 
 
 class OwnStep:
     """One step, as a task's ``train_step`` receives it; implements ``distcore.Step``."""
 
-    def __init__(
-        self,
-        run: Run,
-        hooks: Hooks,
-        task: BoundTask,
-        micros: Sequence[tuple[MicroBatch, Batch]],
-        with_loss: Callable[[Loss], StepLoss],
-    ) -> None:
+    def __init__(self, run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
         reshard(run.module)  # after an evaluation they may be gathered, and so not the tensors that the optimizer steps
-        self._run, self._hooks, self._micros, self._with_loss = run, hooks, micros, with_loss
+        self._run = run
+        self._hooks = hooks
+        self._step = step
         self._task_loss = task.loss_that_logs(run.log)
         self._seed = torch.initial_seed()
         self._last = True
@@ -45,7 +41,7 @@ class OwnStep:
     @property
     def micro_batches(self) -> range:
         """Numbers of this rank's micro-batches; every rank has equally many."""
-        return range(len(self._micros))
+        return range(len(self._step.micros))
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -54,12 +50,13 @@ class OwnStep:
 
     def forward(self, number: int, loss: Loss | None = None) -> Tensor:
         """Return a micro-batch's share of the mean loss over the global batch."""
-        micro, batch = self._micros[number]
+        micro, batch = self._step.micros[number]
         if number == 0:
             seed(self._run.world.device, self._seed)  # each pass draws the same random numbers
         self._last = micro.last
         with self._hooks.accumulate(self._run, self._last):
-            return self._with_loss(loss or self._task_loss)(self._run.model, micro, batch)
+            share_of = self._step.scaled(loss or self._task_loss)
+            return share_of(self._run.model, micro, batch)
 
     def backward(self, share: Tensor) -> Tensor:
         """Add the gradients of the share that ``forward`` returned last; return it detached."""
@@ -93,24 +90,26 @@ class OwnStep:
             parameter.grad = None
 
 
-def take_own_step(task: BoundTask, step: OwnStep) -> tuple[Tensor, StepResult]:
-    """Let the task make one step; return its loss and the optimizer's result. Raises TaskError if one is missing."""
-    loss = task.train_step(step)
-    if step.result is None:
+def take_own_step(run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
+    """Let the task make one step. Raises TaskError if it has no loss or does not step."""
+    handle = OwnStep(run, hooks, task, step)
+    loss = task.train_step(handle)
+    if handle.result is None:
         raise TaskError(f"task {task.name}: train_step() did not call step.apply()")
     if not isinstance(loss, Tensor) or loss.dim():
         raise TaskError(f"task {task.name}: train_step() returned {type(loss).__name__}; expected the loss, a scalar")
-    return loss.detach(), step.result
+    step.loss = loss.detach()
+    step.result = handle.result
 
 
-def update_of(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update | None:
-    """Return the update that the task defines; ``None`` if it has none. ``passes`` runs all micro-batches once."""
+def update_of(run: Run, hooks: Hooks, task: BoundTask) -> Update | None:
+    """Return the update that the task defines; ``None`` if it has none."""
     if task.has("train_step"):
-        return lambda micros, with_loss: take_own_step(task, OwnStep(run, hooks, task, micros, with_loss))
-    return _in_phases(run, hooks, task, passes) if task.has("phases") else None
+        return lambda step: take_own_step(run, hooks, task, step)
+    return _in_phases(run, hooks, task) if task.has("phases") else None
 
 
-def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Update:
+def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
     """Return an update that runs and steps one phase after the other.
 
     All phases share one optimizer, which steps only parameters with a gradient. The gradient norm covers all phases.
@@ -121,7 +120,7 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
     def idle(phase: str) -> list[nn.Parameter]:
         return [p for name, p in run.module.named_parameters() if name in trained and name not in names[phase]]
 
-    def update(micros: list[tuple[MicroBatch, Batch]], with_loss: WithLoss) -> tuple[Tensor, StepResult]:
+    def update(step: Step) -> None:
         shares, norms, skipped = [], [], []
         for phase, loss in losses.items():
             reshard(run.module)  # an evaluation gathers them, and the optimizer steps the shards
@@ -129,7 +128,7 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
             for parameter in others:
                 parameter.requires_grad_(False)
             try:
-                shares.append(passes(run, micros, with_loss(loss)))
+                shares.append(step.passes(run, step.micros, step.scaled(loss)))
             finally:
                 for parameter in others:
                     parameter.requires_grad_(True)
@@ -137,10 +136,10 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask, passes: Passes) -> Updat
             norms.append(result.grad_norm)
             skipped.append(result.skipped)
             run.tally.muted = False
-            items = run.tally.items
-            run.log(phase, shares[-1] * items, items * run.loss_multiplier / run.world.shards)
+            run.log(phase, shares[-1] * step.items, step.items * run.loss_multiplier / run.world.shards)
         known = [norm for norm in norms if norm is not None]
         norm = total_norm(known) if len(known) == len(norms) else None
-        return torch.stack(shares).sum(), StepResult(grad_norm=norm, skipped=all(skipped))
+        step.loss = torch.stack(shares).sum()
+        step.result = StepResult(grad_norm=norm, skipped=all(skipped))
 
     return update

@@ -28,6 +28,7 @@ from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.distributed.devices import free_memory, peak_memory
 from distcore.engine.evaluation import first_micro_batch, forward_all
 from distcore.engine.loader import to_device
+from distcore.engine.loop import Step
 from distcore.engine.precision import autocast_for
 from distcore.engine.replay import PlainCopy, Replayed, replay, untouched_generators, without_gradient_hooks
 from distcore.errors import CheckpointError, DistcoreError, TaskError
@@ -35,7 +36,7 @@ from distcore.launchers.processes.failures import one_line
 from distcore.model.dropout import CountsDraws
 from distcore.model.row_dropout import other_generators
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.strategy.contract import Progress, Run, StepResult, World
+from distcore.plugin.strategy.contract import Progress, Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask, Evaluate
 from distcore.plugin.task.outputs import Collected
@@ -176,22 +177,22 @@ class Proof:
         self._began = time.perf_counter()
         self._memory_before = psutil.Process().memory_info().rss
 
-    def note(self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, loss: Tensor) -> None:
+    def note(self, run: Run, hooks: Hooks, step: Step) -> None:
         """Take a step of the run; after the last that is proved, compare. Every rank calls after each first step.
 
         Raises TaskError, one line, on all ranks if the run differs from one plain process.
         """
         if not self._wanted:
             return
-        mine = loss.detach().double().reshape(1).to(run.world.device)
+        mine = step.loss.detach().double().reshape(1).to(run.world.device)
         total = hooks.reduce_loss(run, mine if run.world.is_shard_leader else torch.zeros_like(mine))
         self._losses.append(float(total) / run.loss_multiplier)
-        self._norms.append(math.nan if result.grad_norm is None else float(result.grad_norm))
-        if progress.step == 1:
+        self._norms.append(math.nan if step.result.grad_norm is None else float(step.result.grad_norm))
+        if step.progress.step == 1:
             self._why_not = self._why_not or self._too_slow(run)
             self._agree(run, hooks)
-        if self._wanted and progress.step == self._steps:
-            self._compare(run, hooks, progress)
+        if self._wanted and step.progress.step == self._steps:
+            self._compare(run, hooks, step.progress)
             self._wanted, self._plain = False, None
 
     def _agree(self, run: Run, hooks: Hooks) -> None:

@@ -23,8 +23,8 @@ from distcore.config import Clip, RunConfig
 from distcore.engine.frozen import frozen_source
 from distcore.engine.inner_gradients import hear_inner_gradients
 from distcore.engine.loader import to_device
-from distcore.engine.loop import seed_step
 from distcore.engine.precision import DTYPES
+from distcore.engine.seeding import seed_step
 from distcore.model.dropout import CountsDraws
 from distcore.model.gradient_hooks import hooked_parameters
 from distcore.model.model_source import base_source, model_source, set_up_module
@@ -251,9 +251,8 @@ class _Replayer:
         task, model = self._plain.task, self._plain.model
         if task.whole_batch:
             return task.batch_loss(task.embed(model, batch), torch.as_tensor(part))
-        if isinstance(loss, SumOfRows):
-            loss.rows = len(part)
-        total, further = terms(loss(model, batch))
+        losses = loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
+        total, further = terms(losses)
         share = _mean(total, dataset.items, rows)
         for name, term in further.items():
             share = share + _mean(term, counts_of(dataset)[name], rows)

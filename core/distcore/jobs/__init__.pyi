@@ -15,9 +15,9 @@ from distcore.distributed.devices import resolve_device as resolve_device
 from distcore.engine.evaluation import collect as collect
 from distcore.engine.evaluation import forward_all as forward_all
 from distcore.engine.frozen import frozen_source as frozen_source
-from distcore.engine.loop import scaled_loss as scaled_loss
 from distcore.engine.loop import train_step as train_step
 from distcore.engine.precision import autocast_for as autocast_for
+from distcore.engine.tracing import unscaled_loss as unscaled_loss
 from distcore.jobs.export import export_checkpoint as export_checkpoint
 from distcore.jobs.export_proof import Proof as Proof
 from distcore.jobs.logs import at_level as at_level

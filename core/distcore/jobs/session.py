@@ -16,13 +16,14 @@ from distcore.config import RunConfig
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.fit import is_due
 from distcore.engine.inner_gradients import refuse_inner_gradients
-from distcore.engine.loop import steps_ahead, train_step
+from distcore.engine.loop import Step as EngineStep
+from distcore.engine.loop import steps
 from distcore.engine.mode import set_mode
 from distcore.engine.own_step import OwnStep
 from distcore.engine.trainer import begin, set_up
 from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
 from distcore.jobs.train import resolve_here
-from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepLoss, StepResult
+from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult
 from distcore.plugin.task.losses import Loss
 from distcore.plugin.task.simple import Simple, given_rows
 from distcore.plugin.task.step import Step
@@ -119,19 +120,21 @@ class Session:
     def __iter__(self) -> Iterator[Step]:
         """Yield the remaining steps. Raises TaskError if the loop body ends a step without ``step.apply()``."""
         run, hooks, task = self._run, self._hooks, self._resolved.task
-        passes = hooks.passes_or(partial(train_step, hooks))
         is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
-        for micros, with_loss, finish in steps_ahead(run, hooks, task, self._data.train, self._progress):
+        loop = steps(run, hooks, task, self._data.train, self._progress, by_caller=True)
+        for ready in loop:
             set_mode(run, training=True)  # the user's code may have evaluated
-            step = (SessionStep if is_open else OnePass)(run, hooks, task, micros, with_loss)
-            step.passes = partial(passes, run, micros)
-            step.ended = partial(self._end_step, finish)
+            step = (SessionStep if is_open else OnePass)(run, hooks, task, ready)
+            step.ended = partial(self._end_step, loop, ready)
             yield step
             if step.result is None:
                 raise TaskError(f"Session: step {self._progress.step + 1} was left without step.apply()")
 
-    def _end_step(self, finish: Callable[[StepResult], Progress], result: StepResult) -> None:
-        self._progress = finish(result)
+    def _end_step(self, loop: Iterator[EngineStep], ready: EngineStep, result: StepResult) -> None:
+        """Let the loop end the step, whose optimizer has stepped; save a checkpoint if one is due."""
+        ready.result = result
+        done = next(loop)
+        self._progress = done.progress
         self._saver.check()
         if is_due(self._progress.step, self._run.config.save_every):
             self.save()
@@ -158,8 +161,6 @@ class Session:
 class SessionStep(OwnStep):
     """A step of a session; ``apply`` also ends the step. Implements ``distcore.Step``."""
 
-    passes: Callable[[StepLoss], Tensor]
-    """Runs forward and backward over all micro-batches, as the loop of ``distcore train`` does."""
     ended: Callable[[StepResult], None]
     """Ends the step, once the optimizer has stepped."""
 
@@ -181,7 +182,8 @@ class OnePass(SessionStep):
         """Have the engine compute the gradients; return this rank's share of the loss. Once per step."""
         if self._loss is not None:
             self._refuse()
-        self._loss = self.passes(self._with_loss(loss or self._task_loss))
+        scaled = self._step.scaled(loss or self._task_loss)
+        self._loss = self._step.passes(self._run, self._step.micros, scaled)
         return self._loss
 
     def apply(self) -> None:

@@ -18,12 +18,12 @@ from distcore.config import RunConfig
 from distcore.config.loading import with_changes
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loader import MicroBatches, one_step
-from distcore.engine.loop import steps
+from distcore.engine.loop import Step, steps
 from distcore.engine.trainer import build_run
 from distcore.files import write_atomically
 from distcore.model.optim import optimizer_options
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
+from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.resolve import dropout_masks
@@ -80,10 +80,11 @@ class Job:
         """
         done = progress or Progress()
         losses, norms, rates = [], [], []
-        for after, result, loss in islice(self.steps(done), number):
-            done = after
-            losses.append(self._mean(loss))
-            norms.append(float("nan") if result.grad_norm is None else float(result.grad_norm))
+        for step in islice(self.steps(done), number):
+            done = step.progress
+            grad_norm = step.result.grad_norm
+            losses.append(self._mean(step.loss))
+            norms.append(float("nan") if grad_norm is None else float(grad_norm))
             rates.append(self._rate())
             if interrupted and len(losses) == number // 2:
                 self.evaluate()
@@ -91,8 +92,8 @@ class Job:
         path = self.save(done)
         return Trained(progress=done, losses=losses, norms=norms, rates=rates, state=checkpoint.read_tensors(path))
 
-    def steps(self, progress: Progress) -> Iterator[tuple[Progress, StepResult, Tensor]]:
-        """Train to the end of the run; yield progress, result and loss after each step, as the core's ``steps``."""
+    def steps(self, progress: Progress) -> Iterator[Step]:
+        """Train to the end of the run; yield each step when it is done, as the core's ``steps``."""
         return steps(self.run, self.hooks, self.task, self.data.train, progress)
 
     def save(self, progress: Progress) -> Path:

@@ -84,8 +84,8 @@ def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = Fal
         if progress.step:
             progress, _ = checkpoint.load(run, hooks, path)
         hooks.load_states(json.loads(states))
-        for after, _, _ in islice(steps(run, hooks, task, data.train, progress), end - progress.step):
-            progress = after
+        for step in islice(steps(run, hooks, task, data.train, progress), end - progress.step):
+            progress = step.progress
         path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
         states = json.dumps(hooks.states())
     return checkpoint.read_tensors(path), states

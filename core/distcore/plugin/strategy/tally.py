@@ -34,8 +34,6 @@ class Tally:
             raise TaskError(f"logs: {wrong[0]!r} is the name of two values of a log line; choose another")
         self.muted = False
         """True while values are ignored: in a micro-batch of padding."""
-        self.items = 0
-        """Items of the global batch of the current step: the weight of its mean loss in a log line."""
         self.unlogged: tuple[float, int] = (0.0, 0)
         """Of the resumed checkpoint: sum of the loss over the items since its last log line, and their number."""
         self.enter: Callable[[str], object] = dict[str, object]().get  # does nothing, at the least cost

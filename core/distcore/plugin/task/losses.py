@@ -26,17 +26,18 @@ def _unlogged(name: str, value: Tensor | float, weight: Tensor | float = 1.0) ->
 
 
 class SumOfRows:
-    """The loss of a task that has one of each row; ``rows``: how many the batch has, if known: none may be missing."""
+    """The loss of a task that has one of each row."""
 
     def __init__(self, row_loss: Callable[..., Losses], log: Log) -> None:
-        self._row_loss, self._logging = row_loss, _logging(row_loss, log)
-        self.rows: int | None = None
+        self._row_loss = row_loss
+        self._logging = _logging(row_loss, log)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Losses:
-        """Return the sum of the losses, and of each additional term."""
+    def __call__(self, model: nn.Module, batch: Batch, rows: int | None = None) -> Losses:
+        """Return the sum of the losses, and of each additional term; of ``rows`` rows, if known, none is missing."""
         losses, others = terms(self._logging(model, batch))
-        checked = partial(checked_losses, row_loss=self._row_loss, rows=self.rows)
-        return checked(losses).sum(), {name: checked(term).sum() for name, term in others.items()}
+        checked = partial(checked_losses, row_loss=self._row_loss, rows=rows)
+        sums_of_others = {name: checked(term).sum() for name, term in others.items()}
+        return checked(losses).sum(), sums_of_others
 
 
 class TaskLosses(LookedUp):

@@ -44,10 +44,10 @@ def norm_of_a_large_tensor(lab: Lab) -> Measured:
     """The reported norm of a gradient of 23 million elements is right to the last digit of fp32."""
     needs_calls(lab)
     problem = Bulky(rows=lab.global_batch)
-    _, result, _ = next(lab.job(problem).steps(Progress()))
-    if result.grad_norm is None:
+    step = next(lab.job(problem).steps(Progress()))
+    if step.result.grad_norm is None:
         raise Skip("the strategy does not report the norm")
-    norm, true = float(result.grad_norm), problem.norm()
+    norm, true = float(step.result.grad_norm), problem.norm()
     return Measured(error=abs(norm - true) / true, bound=NORM, note=f"norm {norm:.9g}, true {true:.9g}")
 
 

@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from distcore import (
     Batch,
     Capabilities,
-    ConstantColumn,
     Dataset,
     Datasets,
     MicroBatch,
@@ -41,7 +40,7 @@ from distcore.jobs import (
     one_line,
     read,
     rows_in_form,
-    scaled_loss,
+    unscaled_loss,
 )
 from distcore_workbench.observe.row_flops import RowFlops
 from distcore_workbench.planning.step import frozen_models, without_values
@@ -129,7 +128,7 @@ def _count(
         tally=Tally(bound.logs),
         consult=consult if beside else None,
     )
-    loss = scaled_loss(traced, bound.loss, 1.0, autocast, {name: (1.0, ConstantColumn(1, 1)) for name in bound.logs})
+    loss = unscaled_loss(traced, bound)
     micro = MicroBatch(indices=np.zeros(TWICE, np.int64))
     # Attention as plain products of matrices: a kernel's backward pass computes the scores again.
     counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)

@@ -19,7 +19,6 @@ from distcore import (
     INITIAL,
     Batch,
     ConfigError,
-    ConstantColumn,
     Datasets,
     MicroBatch,
     Run,
@@ -40,10 +39,10 @@ from distcore.jobs import (
     most_micro_batches,
     one_line,
     optimizer_factory,
-    scaled_loss,
     set_form,
     threads_per_rank,
     train_step,
+    unscaled_loss,
 )
 from distcore_workbench.planning.kernels import kernels_of
 from distcore_workbench.planning.storages import Storages
@@ -177,11 +176,8 @@ def _mask_pools(job: TracedJob, module: nn.Module) -> list[Tensor]:
 def _passes(job: TracedJob, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
     """Run the loop's own passes; return where each begins in the list of changed storages, and where the step does."""
     phases.marks = []
-    autocast = autocast_for(job.config, hooks.capabilities, run.world)
     micros = [(MicroBatch(indices=np.zeros(job.rows, np.int64), last=last), job.batch) for last in job.passes]
-    task = BoundTask.of(job.task)
-    others = {name: (1.0, ConstantColumn(1, 1)) for name in task.logs}
-    train_step(hooks, run, micros, scaled_loss(run, task.loss, 1.0, autocast, others))
+    train_step(hooks, run, micros, unscaled_loss(run, BoundTask.of(job.task)))
     phases.begin("step", "step")
     return phases.marks
 

@@ -1,0 +1,64 @@
+"""The items of a step's rows: by how much a sum over rows is scaled to be a share of a mean over the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distcore.plugin.batching.columns import Column, common_value, read
+from distcore.plugin.batching.sampling import BatchPlan
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.task.datasets import counts_of
+from distcore.plugin.task.task import Dataset
+
+Term = tuple[float, Column]
+"""An additional term of the loss: its scale, and the weight of each row in the mean of the term."""
+NO_TERMS: Mapping[str, Term] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How the sums of one step become shares of means over its global batch, times ``run.loss_multiplier``."""
+
+    items: int
+    """Items of the loss in the global batch."""
+    scale: float
+    """Factor of the loss; 0 for a step without items, which has no gradient."""
+    terms: Mapping[str, Term]
+    """The additional terms of the loss by name."""
+
+
+class ItemCounts:
+    """The items of the rows of one epoch: of the loss, and of each additional term."""
+
+    def __init__(self, dataset: Dataset, terms: Sequence[str]) -> None:
+        """``terms``: names of what the task logs, additional terms of the loss among them."""
+        self._items = dataset.items
+        self._items_per_row = common_value(dataset.items)  # then no step reads the column
+        counted = counts_of(dataset)
+        self._counts = {name: counted.get(name, dataset.items) for name in terms}
+
+    def shares(self, run: Run, plan: BatchPlan, epoch: int, number: int, rows: int) -> Shares:
+        """Return the shares of the step with this ``number`` in its epoch, whose global batch has so many ``rows``.
+
+        Every rank counts the whole global batch.
+        """
+        if self._items_per_row:
+            items = rows * self._items_per_row
+        else:
+            items = int(read(self._items, plan.rows(epoch, number)).sum())
+        scale = run.loss_multiplier / items if items else 0.0
+        terms = terms_of(run, self._counts, plan.rows(epoch, number)) if self._counts else NO_TERMS
+        return Shares(items, scale, terms)
+
+
+def terms_of(run: Run, counts: Mapping[str, Column], rows: np.ndarray) -> dict[str, Term]:
+    """Return each additional term of the loss by name. ``rows``: numbers of the rows of the global batch."""
+    terms: dict[str, Term] = {}
+    for name, count in counts.items():
+        total = int(read(count, rows).sum())
+        scale = run.loss_multiplier / total if total else 0.0
+        terms[name] = (scale, count)
+    return terms
