@@ -40,8 +40,8 @@ import torch
 
 from distcore import BatchPlan, MicroBatch, Run, Sampler, checkpoint, hookimpl, registry
 from distcore.config import RunConfig
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
 from distcore.errors import DistcoreError
 from distcore.launchers import launch
 from distcore.plugin.strategy.contract import Progress, RankInfo, World

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 from distcore import RunConfig
 from distcore.checkpoint.saver import Saver
-from distcore.engine.trainer import build_run, set_up
+from distcore.engine.build import build_run
+from distcore.engine.trainer import set_up
 from distcore.plugin.strategy.contract import Progress, RankInfo, Run
 from distcore.plugin.strategy.defaults import save_checkpoint
 from distcore.plugin.strategy.hooks import Hooks

@@ -82,8 +82,8 @@ def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
 def rank(config: object, stage: str) -> int:
     """Run one rank up to the end of ``stage``; return its peak memory in bytes."""
     from distcore import Progress, RunConfig
+    from distcore.engine.build import build_run
     from distcore.engine.loop import steps
-    from distcore.engine.trainer import build_run
     from distcore.plugin.strategy.hooks import Hooks
     from distcore.rank_environment import join
     from distcore.resolve import strategies, tasks

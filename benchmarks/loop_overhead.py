@@ -39,8 +39,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore import Datasets, RunConfig
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps as loop_steps
-from distcore.engine.trainer import build_run, load_extensions
+from distcore.engine.trainer import load_extensions
 from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.strategy.contract import Progress, RankInfo
 from distcore.plugin.strategy.hooks import Hooks

@@ -30,8 +30,8 @@ from memory_and_traffic import Watcher, living, storages
 
 from distcore import Progress, RankInfo, RunConfig, launch, load_config
 from distcore.checkpoint import save as save_checkpoint
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
 from distcore.resolve import strategies, tasks

@@ -41,8 +41,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from distcore import Progress, RankInfo, Run, RunConfig, StepResult, hookimpl, launch, load_config
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
 from distcore.resolve import strategies, tasks

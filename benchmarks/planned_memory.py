@@ -43,8 +43,8 @@ from torch import Tensor, nn
 
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
 from distcore.engine import row_form
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
 from distcore.resolve import strategies, tasks

@@ -43,8 +43,8 @@ from torch import Tensor, nn
 
 from distcore import BatchPlan, Capabilities, Column, ConstantColumn, Datasets, RunConfig, World, hookimpl
 from distcore.checkpoint.job_state import fingerprint
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps as loop_steps
-from distcore.engine.trainer import build_run
 from distcore.plugin.batching.sampling import rank_sampler
 from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, Run, Sampler, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks

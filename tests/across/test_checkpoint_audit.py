@@ -17,7 +17,8 @@ from watch import watched
 
 from distcore import RunConfig, checkpoint, launch, registry
 from distcore.checkpoint import Checkpoint
-from distcore.engine.trainer import build_run, set_up
+from distcore.engine.build import build_run
+from distcore.engine.trainer import set_up
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import join
 from distcore.resolve.resolve import resolve

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from distcore import Run, RunConfig, hookimpl, launch, registry
 from distcore.checkpoint import save
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.contract import Progress, RankInfo
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets

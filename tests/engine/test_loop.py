@@ -17,10 +17,10 @@ import torch
 import distcore
 from distcore import Progress, Run, RunConfig, hookimpl, train
 from distcore.engine import trainer
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
 from distcore.engine.seeding import seed_step
 from distcore.engine.shares import terms_of
-from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError, StrategyError
 from distcore.model.row_dropout import RowMasks
 from distcore.plugin.batching.sampling import BatchPlan, rank_sampler

@@ -21,7 +21,7 @@ from distcore import (
     load_config,
 )
 from distcore.checkpoint import load, save
-from distcore.engine.trainer import build_run
+from distcore.engine.build import build_run
 from distcore.plugin.strategy.contract import Progress, RankInfo
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.state import SavedState

@@ -16,7 +16,8 @@ from distcore.checkpoint import Checkpoint, Files
 from distcore.checkpoint.commit import begin, commit
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.writer import blocks_to_write, write_share
-from distcore.engine.trainer import build_run, set_up
+from distcore.engine.build import build_run
+from distcore.engine.trainer import set_up
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.state import State
 from distcore.resolve.resolve import resolve

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from distcore.distributed.devices import peak_memory
-from distcore.engine.best import Best
 from distcore.engine.evaluation import evaluate_all
 from distcore.engine.meter import Meter
+from distcore.engine.proof import Proof
+from distcore.engine.training import Training
 from distcore.files import strict_json, unique_json
 from distcore.plugin.report import BestEvaluation, Report
-from distcore.plugin.strategy.contract import Evaluation, Progress, Run
-from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.task import Datasets
+from distcore.plugin.strategy.contract import Evaluation
 from distcore.resolve.run_folder import on_main
 
 log = logging.getLogger("distcore")
@@ -27,17 +25,10 @@ MEASURED = ("measured_since", "train_seconds", "samples_per_second", "peak_memor
 """Figures of training in the report."""
 
 
-def finish(
-    run: Run,
-    hooks: Hooks,
-    task: BoundTask,
-    data: Datasets,
-    progress: Progress,
-    best: Best | None,
-    last: Evaluation | None,
-    meter: Meter,
-) -> Report:
+def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Proof) -> Report:
     """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
+    run, hooks, task, data = training.run, training.hooks, training.task, training.data
+    progress, best = training.progress, training.best
     speed = meter.samples_per_second(progress)
     tested = evaluate_all(run, hooks, task, data, last)
     peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
@@ -49,6 +40,7 @@ def finish(
         "weights": "raw" if run.ema is None else "ema",
         "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
         **run.facts,  # type: ignore[typeddict-item]  # the facts have keys of the report
+        "proof": proof.facts,
         "steps": progress.step,
         "skipped_steps": progress.skipped,
         "samples": progress.samples,

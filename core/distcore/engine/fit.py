@@ -8,58 +8,43 @@ import os
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from distcore.checkpoint.rescue import Rescue, can_save_alone
 from distcore.checkpoint.retention import checkpoints_in
-from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig
 from distcore.engine.best import Best, out_of_patience, update_best
-from distcore.engine.evaluation import evaluate_sets
-from distcore.engine.loop import steps
 from distcore.engine.meter import Meter, agree_on_stop, agree_on_tally
 from distcore.engine.module_checks import refuse_unfrozen, trained_names
 from distcore.engine.proof import Proof
+from distcore.engine.training import Training, best_entry
 from distcore.errors import StoppedError, TrainingError
 from distcore.launchers.processes.contexts import handle_stop_signals
-from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run
-from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.task import Datasets
+from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, join
 from distcore.resolve.resolve import best_metric
 
 log = logging.getLogger("distcore")
 
 
-def fit(
-    run: Run,
-    hooks: Hooks,
-    task: BoundTask,
-    data: Datasets,
-    saver: Saver,
-    progress: Progress,
-    best: Best | None,
-    meter: Meter,
-    proof: Proof,
-) -> tuple[Progress, Best | None, Evaluation | None]:
-    """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
+def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
+    """Train to the end; log, evaluate and save at the configured steps; return the evaluation of the final weights.
 
     A run ends early after ``patience`` evaluations without a better one, and a resume trains no further. It also ends
     if a listener requests a stop; a resume continues unless ``on_run_start`` requests a stop again. After SIGTERM or
     Ctrl-C the run commits a checkpoint, at once if it is one process, and raises StoppedError. Raises TaskError if the
     ``proof`` finds that its first steps are not those of one plain process, or if a frozen parameter becomes trainable.
     """
+    run, hooks, task, data, saver = training.run, training.hooks, training.task, training.data, training.saver
     config, last, stopping = run.config, None, False
     trained = trained_names(run.module)
     metric, directions = best_metric(config, task, data), data.metrics_of_sets(task.declared_metrics)
-    wishes = agree_on_tally(run, hooks)[0] if progress.step else frozenset()
-    ended = out_of_patience(config, best) or "stop" in wishes
+    wishes = agree_on_tally(run, hooks)[0] if training.progress.step else frozenset()
+    ended = out_of_patience(config, training.best) or "stop" in wishes
     can = can_save_alone(run, makes_own_steps=task.has("train_step"))
-    rescue = Rescue(run, lambda whole: saver.rescue(whole, asdict(best) if best else None), can)
+    rescue = Rescue(run, lambda whole: saver.rescue(whole, best_entry(training.best)), can)
     with catch_stop_signals() as signals, rescue:
-        for step in () if ended else steps(run, hooks, task, data.train, progress):
+        for step in () if ended else training.steps():
             progress = step.progress
             done = progress.step == run.total_steps
             meter.add(step.loss, step.items)
@@ -82,42 +67,43 @@ def fit(
                 stopping = agree_on_stop(run, hooks, bool(signals))
                 meter.find_lost(run, hooks, progress)
             if done:
-                refuse_lost(meter, saver, config, best)
+                refuse_lost(meter, training)
             with meter.pause():
                 improved = False
                 if evaluating:
-                    last = evaluate_sets(run, hooks, task, data)
+                    last = training.evaluate()
                     hooks.on_evaluation_end(run, progress, last)
-                    best, improved = update_best(progress, best, last, metric, directions)
-                    ended = ended or out_of_patience(config, best)
+                    training.best, improved = update_best(progress, training.best, last, metric, directions)
+                    ended = ended or out_of_patience(config, training.best)
                 if meter.lost_since is not None:
                     log.warning("step %d is not saved: %s", progress.step, lost_words(meter.lost_since))
                 elif done and evaluating and not is_finite_loss(last):
                     saver.wait()  # the message names the newest checkpoint
                     raise TrainingError(
-                        f"the loss of the evaluation is not finite after the last step; {remedy(config, best)}"
+                        f"the loss of the evaluation is not finite after the last step; {remedy(config, training.best)}"
                     )
                 elif saving or improved or ended or stopping:
-                    saver.save(progress, asdict(best) if best else None, meter.unlogged(run, hooks))
+                    training.save(meter.unlogged(run, hooks))
             if stopping or ended:
                 break
             rescue.is_whole(progress)
         saver.wait()
         if ended:
-            refuse_lost(meter, saver, config, best)
-    if why := why_ended(best, "stop" in wishes, progress.step < run.total_steps) if ended else "":
-        log.info("%s: ended after step %d", why, progress.step)
+            refuse_lost(meter, training)
+    ended_at = training.progress.step
+    if why := why_ended(training.best, "stop" in wishes, ended_at < run.total_steps) if ended else "":
+        log.info("%s: ended after step %d", why, ended_at)
     elif stopping:
-        line = f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}"
+        line = f"stopped after step {ended_at} of {run.total_steps}; {how_to_go_on(config)}"
         raise StoppedError(line, *(128 + number for number in signals[:1]))
-    return progress, best, last
+    return last
 
 
-def refuse_lost(meter: Meter, saver: Saver, config: RunConfig, best: Best | None) -> None:
+def refuse_lost(meter: Meter, training: Training) -> None:
     """Raise TrainingError if the loss is not finite at the end of the run."""
     if meter.lost_since is not None:
-        saver.wait()  # the message names the newest checkpoint
-        raise TrainingError(f"{lost_words(meter.lost_since)}; {remedy(config, best)}")
+        training.saver.wait()  # the message names the newest checkpoint
+        raise TrainingError(f"{lost_words(meter.lost_since)}; {remedy(training.run.config, training.best)}")
 
 
 def lost_words(step: int) -> str:

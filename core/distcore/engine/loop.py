@@ -15,7 +15,6 @@ from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, on_device
 from distcore.engine.mode import set_mode
-from distcore.engine.own_step import update_of
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
 from distcore.engine.progress import advance
@@ -50,7 +49,6 @@ def steps(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = passes_of(hooks, bound, autocast)
     task_loss = bound.loss_that_logs(run.log)
-    own_update = update_of(run, hooks, bound)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     set_mode(run, training=True)
     with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
@@ -80,8 +78,6 @@ def steps(
                 # Passes and the optimizer's step
                 if by_caller:
                     yield step
-                elif own_update:
-                    own_update(step)
                 else:
                     step.loss = passes(run, micros, step.scaled(task_loss))
                     step.result = hooks.step(run, run.config.clip)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from distcore.distributed.devices import seed
 from distcore.distributed.dtensors import reshard
+from distcore.engine.loop import Step
 from distcore.errors import TaskError
 from distcore.plugin.strategy.contract import Run, StepResult
 from distcore.plugin.strategy.gradient_norm import total_norm
@@ -18,10 +18,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.losses import Loss
 from distcore.plugin.task.phases import parameters_by_phase
 
-if TYPE_CHECKING:
-    from distcore.engine.loop import Step
-
-Update = Callable[["Step"], None]
+Update = Callable[[Step], None]
 """Updates the weights by the micro-batches of one step; sets its loss and result."""
 
 
@@ -143,3 +140,10 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
         step.result = StepResult(grad_norm=norm, skipped=all(skipped))
 
     return update
+
+
+def updated(loop: Iterator[Step], update: Update) -> Iterator[Step]:
+    """Update each step that is ready; yield it when the loop has ended it."""
+    for ready in loop:
+        update(ready)
+        yield next(loop)

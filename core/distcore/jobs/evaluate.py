@@ -20,7 +20,8 @@ from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import evaluate_all
 from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.mixed_devices import explain_mixed_devices
-from distcore.engine.trainer import build_to_evaluate, set_up
+from distcore.engine.trainer import set_up
+from distcore.engine.training import Training
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, resolve_here, show_evaluation
@@ -94,7 +95,8 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     config, task = resolved.config, resolved.task
     data = task.prepare(config)
     _check_rows(config, path, data)
-    run, data = build_to_evaluate(config, hooks, world, task, data)
+    training = Training.to_evaluate(config, hooks, world, task, data)
+    run, data = training.run, training.data
     if config.task_options.get("test_data"):  # these rows, and no evaluation set
         data = replace(data, evaluations={})
     check_world(run, hooks, rank_info)

@@ -22,7 +22,8 @@ from distcore.distributed.agreement import broadcast_from_main, check_agreed, ch
 from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.evaluation import collect
 from distcore.engine.mixed_devices import explain_mixed_devices
-from distcore.engine.trainer import build_to_evaluate, set_up
+from distcore.engine.trainer import set_up
+from distcore.engine.training import Training
 from distcore.errors import DataError
 from distcore.jobs import prediction_rows
 from distcore.jobs.evaluate import config_for
@@ -143,7 +144,8 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
     config, task = resolved.config, resolved.task
     data, out = task.data_of(prediction.path, config), prediction.out
-    run, data = build_to_evaluate(config, hooks, world, task, data)
+    training = Training.to_evaluate(config, hooks, world, task, data)
+    run, data = training.run, training.data
     check_world(run, hooks, rank_info)
     check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
     checkpoint.load_weights(run, hooks, prediction.path)

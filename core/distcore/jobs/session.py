@@ -17,10 +17,10 @@ from distcore.distributed.arithmetic import arithmetic_of, attention_of
 from distcore.engine.fit import is_due
 from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.loop import Step as EngineStep
-from distcore.engine.loop import steps
 from distcore.engine.mode import set_mode
 from distcore.engine.own_step import OwnStep
-from distcore.engine.trainer import begin, set_up
+from distcore.engine.trainer import set_up
+from distcore.engine.training import Training
 from distcore.errors import ConfigError, TaskError, print_uncaught_on_one_line
 from distcore.jobs.train import resolve_here
 from distcore.plugin.strategy.contract import Progress, RankInfo, Run, StepResult
@@ -66,7 +66,7 @@ class Session:
         if self._rank_info is None and ranks != 1:
             started = f"start the script by torchrun --nproc-per-node {ranks}"
             raise ConfigError(f"nproc = {ranks}: a Session starts no ranks; {started}")
-        self._opened: Run | None = None
+        self._opened: Training | None = None
         self._progress = Progress()
 
     def __enter__(self) -> Self:
@@ -84,10 +84,12 @@ class Session:
             stack.enter_context(arithmetic_of(resolved.config))
             self._hooks, world = set_up(resolved, rank_info, listens=False)
             stack.enter_context(refuse_inner_gradients(self._hooks))
-            self._opened, self._data, self._saver, self._progress, _ = begin(world, resolved, self._hooks, rank_info)
-            stack.callback(self._saver.close)
-            stack.enter_context(attention_of(world.device, self._data.train.lengths))
-            self._saved = self._progress.step
+            training = Training.begin(world, resolved, self._hooks, rank_info)
+            stack.callback(training.saver.close)
+            stack.enter_context(attention_of(world.device, training.data.train.lengths))
+            self._opened = training
+            self._progress = training.progress
+            self._saved = training.progress.step
             self._stack = stack.pop_all()
         return self
 
@@ -98,7 +100,7 @@ class Session:
         with self._stack:
             if kind is None:
                 self.save()
-                self._saver.wait()
+                self._training.saver.wait()
                 world, self._opened = self._run.world, None
                 self._hooks.teardown(world)
 
@@ -119,12 +121,12 @@ class Session:
 
     def __iter__(self) -> Iterator[Step]:
         """Yield the remaining steps. Raises TaskError if the loop body ends a step without ``step.apply()``."""
-        run, hooks, task = self._run, self._hooks, self._resolved.task
+        training, run, hooks = self._training, self._run, self._hooks
         is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
-        loop = steps(run, hooks, task, self._data.train, self._progress, by_caller=True)
+        loop = training.steps_by_caller()
         for ready in loop:
             set_mode(run, training=True)  # the user's code may have evaluated
-            step = (SessionStep if is_open else OnePass)(run, hooks, task, ready)
+            step = (SessionStep if is_open else OnePass)(run, hooks, training.task, ready)
             step.ended = partial(self._end_step, loop, ready)
             yield step
             if step.result is None:
@@ -134,8 +136,8 @@ class Session:
         """Let the loop end the step, whose optimizer has stepped; save a checkpoint if one is due."""
         ready.result = result
         done = next(loop)
-        self._progress = done.progress
-        self._saver.check()
+        self._progress = self._training.progress = done.progress
+        self._training.saver.check()
         if is_due(self._progress.step, self._run.config.save_every):
             self.save()
 
@@ -148,14 +150,18 @@ class Session:
     def save(self) -> None:
         """Commit a checkpoint, unless this step already has one."""
         if self._saved != self._progress.step:
-            self._saver.save(self._progress, None)
+            self._training.save()
             self._saved = self._progress.step
 
     @property
-    def _run(self) -> Run:
+    def _training(self) -> Training:
         if self._opened is None:
             raise TaskError("Session: is not open; use it in `with Session(...) as session:`")
         return self._opened
+
+    @property
+    def _run(self) -> Run:
+        return self._training.run
 
 
 class SessionStep(OwnStep):

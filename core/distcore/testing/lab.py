@@ -18,8 +18,8 @@ from distcore.config import RunConfig
 from distcore.config.loading import with_changes
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loader import MicroBatches, one_step
-from distcore.engine.loop import Step, steps
-from distcore.engine.trainer import build_run
+from distcore.engine.loop import Step
+from distcore.engine.training import Training
 from distcore.files import write_atomically
 from distcore.model.optim import optimizer_options
 from distcore.plugin.batching.sampling import training_plan
@@ -63,14 +63,25 @@ class Job:
 
     task: Problem
     """The problem to train."""
-    data: Datasets
-    """The rows to train on and to evaluate."""
-    hooks: Hooks
-    """The strategy's hooks."""
-    run: Run
-    """The run, with model and optimizer."""
+    training: Training
+    """Its training, which has not begun."""
     folder: Path
     """Where this job alone saves checkpoints."""
+
+    @property
+    def run(self) -> Run:
+        """The run, with model and optimizer."""
+        return self.training.run
+
+    @property
+    def hooks(self) -> Hooks:
+        """The strategy's hooks."""
+        return self.training.hooks
+
+    @property
+    def data(self) -> Datasets:
+        """The rows to train on and to evaluate."""
+        return self.training.data
 
     def train(self, number: int, progress: Progress | None = None, interrupted: bool = False) -> Trained:
         """Train for ``number`` optimizer steps from ``progress`` on (default: from the start), then save.
@@ -93,8 +104,9 @@ class Job:
         return Trained(progress=done, losses=losses, norms=norms, rates=rates, state=checkpoint.read_tensors(path))
 
     def steps(self, progress: Progress) -> Iterator[Step]:
-        """Train to the end of the run; yield each step when it is done, as the core's ``steps``."""
-        return steps(self.run, self.hooks, self.task, self.data.train, progress)
+        """Train from ``progress`` to the end of the run; yield each step when it is done."""
+        self.training.progress = progress
+        return self.training.steps()
 
     def save(self, progress: Progress) -> Path:
         """Save a checkpoint, unless there is one of this step, and return its path. Every rank calls."""
@@ -188,9 +200,9 @@ class Lab:
         hooks, config = hooks or self.hooks, self.config(**changes)
         problem = replace(problem, blocks=self.blocks)
         data = data or problem.prepare(config)
-        run = build_run(config, hooks, world or self.world, problem, data)
+        training = Training.build(config, hooks, world or self.world, problem, data)
         folder = self.folder / (f"job-{next(self._numbers)}" + ("" if world is None else f"-of-{self.world.rank}"))
-        return Job(task=problem, data=data, hooks=hooks, run=run, folder=folder)
+        return Job(task=problem, training=training, folder=folder)
 
     def build_alone(self, problem: Problem, **changes: Any) -> Job:
         """Build the same run for one process: under the strategy ``single``, in this rank alone, on its device."""

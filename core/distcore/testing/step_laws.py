@@ -11,8 +11,7 @@ import torch
 
 from distcore import checkpoint
 from distcore.config import with_changes
-from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
+from distcore.engine.training import Training
 from distcore.plugin.strategy.contract import Progress, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve import tasks
@@ -79,12 +78,13 @@ def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = Fal
     for end in (CUT, STEPS) if cut else (STEPS,):
         task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
         hooks = Hooks("single", SingleStrategy(), task.listener())
-        run = build_run(config, hooks, world, task, data)
+        training = Training.build(config, hooks, world, task, data)
+        run = training.run
         disable_dropout(run.module)
         if progress.step:
-            progress, _ = checkpoint.load(run, hooks, path)
+            training.progress, _ = checkpoint.load(run, hooks, path)
         hooks.load_states(json.loads(states))
-        for step in islice(steps(run, hooks, task, data.train, progress), end - progress.step):
+        for step in islice(training.steps(), end - progress.step):
             progress = step.progress
         path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
         states = json.dumps(hooks.states())

@@ -18,7 +18,8 @@ from transformers import BartConfig, BartForSequenceClassification
 from distcore import RankInfo, launch, load_config
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
-from distcore.engine.trainer import build_run, set_up
+from distcore.engine.build import build_run
+from distcore.engine.trainer import set_up
 from distcore.rank_environment.environment import join
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem

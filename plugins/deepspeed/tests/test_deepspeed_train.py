@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from distcore import Progress, RankInfo, RunConfig, Simple, launch, load_config, train
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.engine.trainer import build_run
 from distcore.errors import RankError, StrategyError
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join

@@ -78,7 +78,8 @@ def every_size(lab: Lab) -> Measured:
     module = build_untrained(job.task, job.run.config, job.data).eval()
     for size in range(8):
         rows = RandomRows(size, seed=2)
-        evaluation = replace(job, data=replace(job.data, evaluation=rows)).evaluate()
+        training = replace(job.training, data=replace(job.data, evaluation=rows))
+        evaluation = replace(job, training=training).evaluate()
         assert evaluation.evaluated == size
         if size:
             with torch.no_grad():

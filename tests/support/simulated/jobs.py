@@ -19,7 +19,6 @@ from evaluated import evaluate_checkpoint
 
 from distcore import OptimizerFactory, PreparedModel, Progress, RankInfo, Run, RunConfig, hookimpl, train
 from distcore.engine import prefetch as ahead
-from distcore.engine import trainer
 from distcore.engine.loop import steps
 from distcore.errors import DistcoreError, TaskError
 from distcore.jobs.evaluate import config_for
@@ -54,7 +53,7 @@ def build(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
     config = resolve(RunConfig(**given), 1, task=task).config
     hooks = Hooks("single", strategies.of(config).plugin)
     data = task.prepare(config)
-    return trainer.build_run(config, hooks, hooks.setup(config, RankInfo()), task, data), hooks, data
+    return build_run(config, hooks, hooks.setup(config, RankInfo()), task, data), hooks, data
 
 
 def count_device_calls(precision: str, workers: int) -> list[dict[str, int]]:

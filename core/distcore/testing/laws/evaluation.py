@@ -47,7 +47,8 @@ def without_optimizer(lab: Lab) -> Measured:
         job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None, strategy_state=wrapped.state
     )
     lab.hooks.load_checkpoint(run, checkpoint.Tensors(solution.state), Progress(step=3))
-    error = _error(replace(job, run=run), 2 * lab.world.size + 1, solution.module)
+    evaluating = replace(job, training=replace(job.training, run=run))
+    error = _error(evaluating, 2 * lab.world.size + 1, solution.module)
     return Measured(error=error, bound=FORWARD, note="")
 
 
@@ -99,7 +100,7 @@ def _error(job: Job, size: int, module: nn.Module | None = None) -> float:
     It is infinite if rows are lost, doubled or out of order.
     """
     dataset = RandomRows(size, seed=2)
-    job = replace(job, data=replace(job.data, evaluation=dataset))
+    job = replace(job, training=replace(job.training, data=replace(job.data, evaluation=dataset)))
     try:
         evaluation = job.evaluate()
     except AgreementError as error:
