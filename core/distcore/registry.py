@@ -38,9 +38,7 @@ KINDS = {
 CORE = "distcore-core"
 """The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 ELSEWHERE = {
-    "commands": dict.fromkeys(
-        ("check", "checkpoint", "compare", "new", "plan", "report", "strategies", "tasks", "tune", "watch"), "workbench"
-    )
+    "commands": dict.fromkeys(("compare", "new", "plan", "report", "tune", "watch"), "workbench")
     | {"index": "data", "migrate": "migrate"},
     "adapters": {"lora": "lora"},
     "exports": {"huggingface": "tasks"},

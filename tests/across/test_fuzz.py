@@ -24,6 +24,7 @@ from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import saved_progress
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, STATE, checksum_line
+from distcore.cli.inspection import ls, verify
 from distcore.config import dump_config, flatten
 from distcore.jobs.evaluate import config_for
 from distcore.resolve.resolve import resolve
@@ -31,7 +32,6 @@ from distcore.testing.problem import Problem
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
 from distcore_tasks.text_classification.rows import read_rows
-from distcore_workbench.checkpoints.inspection import ls, verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

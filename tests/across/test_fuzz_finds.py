@@ -21,13 +21,13 @@ from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import saved_judgment
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, STATE, checksum_line
+from distcore.cli.inspection import ls
 from distcore.config import dump_config
 from distcore.resolve.resolve import resolve
 from distcore_data.files import read_records
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
 from distcore_tasks.text_classification.rows import read_rows
-from distcore_workbench.checkpoints.inspection import ls
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)

@@ -24,7 +24,6 @@ import distcore.jobs
 import distcore.launchers
 import distcore.testing
 import distcore_data
-import distcore_workbench.tables
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
@@ -74,7 +73,6 @@ ROOMS = (
     distcore.files,
     distcore.jobs,
     distcore.launchers,
-    distcore_workbench.tables,
 )
 PUBLIC = [(name, getattr(package, name)) for package in (*ROOMS, distcore.testing) for name in package.__all__]
 

@@ -5,6 +5,11 @@ from distcore.cli.flags import add_choice as add_choice
 from distcore.cli.launcher_flags import flags_that_start as flags_that_start
 from distcore.cli.launcher_flags import is_launcher_asked as is_launcher_asked
 from distcore.cli.launcher_flags import spec_of as spec_of
+from distcore.cli.tables import GAP as GAP
+from distcore.cli.tables import print_cells as print_cells
+from distcore.cli.tables import print_described as print_described
+from distcore.cli.tables import say as say
+from distcore.cli.tables import stdout_console as stdout_console
 from distcore.cli.task_flags import first_sentence as first_sentence
 from distcore.cli.task_flags import metrics_in_words as metrics_in_words
 from distcore.config.loading import JobRequest as JobRequest

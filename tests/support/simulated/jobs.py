@@ -19,6 +19,7 @@ from evaluated import evaluate_checkpoint
 
 from distcore import OptimizerFactory, PreparedModel, Progress, RankInfo, Run, RunConfig, hookimpl, train
 from distcore.engine import prefetch as ahead
+from distcore.engine.build import build_run
 from distcore.engine.loop import steps
 from distcore.errors import DistcoreError, TaskError
 from distcore.jobs.evaluate import config_for

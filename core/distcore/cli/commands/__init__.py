@@ -17,7 +17,7 @@ from typing import Any
 from distcore import registry
 from distcore.errors import ConfigError, DistcoreError, nearest
 
-OWN = ("train", "eval", "predict")
+OWN = ("train", "eval", "predict", "strategies", "tasks", "check", "checkpoint")
 """The commands of the core, as the help lists them."""
 _SUMMARY = re.compile(r'^SUMMARY = "(.*)"$', re.M)
 

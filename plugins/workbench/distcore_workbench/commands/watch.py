@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Follow the run until it ends, and return the exit code; raises DistcoreError."""
+    from distcore.cli import stdout_console
     from distcore_workbench.observe.watch import folder_of, watch
-    from distcore_workbench.tables import stdout_console
 
     watch(folder_of(arguments.run_folder), stdout_console())
     return 0

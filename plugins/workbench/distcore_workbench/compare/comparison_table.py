@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from distcore.cli import print_cells, say, stdout_console
 from distcore_workbench.compare.facts import Facts
 from distcore_workbench.report.side_by_side import NOT_AVAILABLE, Cell, markdown_table, number
-from distcore_workbench.tables import print_cells, say, stdout_console
 
 FILE_WIDTH = 200
 """Characters per line where stdout is not a terminal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from distcore.cli import print_cells, say, stdout_console
 from distcore.files import strict_json
 from distcore_workbench.compare.comparison import free_folder, write
 from distcore_workbench.compare.comparison_table import FILE_WIDTH
@@ -15,7 +16,6 @@ from distcore_workbench.report.folders import folders_of, read
 from distcore_workbench.report.report_content import evaluation_data
 from distcore_workbench.report.report_page import runs_page
 from distcore_workbench.report.side_by_side import Facts, cells, facts_of, headings, markdown_table
-from distcore_workbench.tables import print_cells, say, stdout_console
 
 TITLE = "Runs compared"
 WHAT_TO_GIVE = "give run folders, or --strategies for a job to run"

@@ -164,7 +164,7 @@ def plain_in_a_pipe(lab: CommandLab) -> Measured:
     """Into a pipe the command prints text without escape sequences."""
     out = lab.run(*_example(lab)).out
     wrong = [repr(line) for line in out.splitlines() if "\x1b" in line]
-    return none_of(wrong, "lines with escape sequences", "print by print(), or by distcore_workbench.tables")
+    return none_of(wrong, "lines with escape sequences", "print by print(), or by the tables of distcore.cli")
 
 
 def _example(lab: CommandLab) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from distcore.cli import GAP
 from distcore_workbench.observe.stragglers import PARTS
 from distcore_workbench.observe.times import attempts_of
 from distcore_workbench.report.curves import lines_of
 from distcore_workbench.report.folders import RunFolder
 from distcore_workbench.report.live import drawn_curves
 from distcore_workbench.report.side_by_side import COUNTS
-from distcore_workbench.tables import GAP
 
 MIB = 2**20
 LAST = 3

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.live import Live
 
 from distcore import ConfigError
+from distcore.cli import say
 from distcore.files import is_held
 from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.observe.screen import lines_from, screen
 from distcore_workbench.report.folders import folders_of, read, report_of
 from distcore_workbench.report.live import GRACE, PAUSE
-from distcore_workbench.tables import say
 
 
 def folder_of(path: Path) -> Path:

@@ -6,11 +6,11 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
+from distcore.cli import print_cells, say, stdout_console
 from distcore.jobs import memory_overhead
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.planning.longest import Batch
 from distcore_workbench.planning.plan import MemoryPlan, Row
-from distcore_workbench.tables import print_cells, say, stdout_console
 
 HEADINGS = (
     "strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "activations", "peak", "peak in",

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distcore import ConfigError
+from distcore.cli import stdout_console
 from distcore_workbench.pages.file_name import check_page
 from distcore_workbench.report.folders import folders_of
 from distcore_workbench.report.live import follow
 from distcore_workbench.report.report_content import content_of
 from distcore_workbench.report.report_page import page
 from distcore_workbench.report.terminal import show
-from distcore_workbench.tables import stdout_console
 
 
 def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distcore.cli import GAP, print_cells, print_described, say
 from distcore_workbench.report.curves import Chart, Point
 from distcore_workbench.report.predictions import Confusion
 from distcore_workbench.report.report_content import Content
 from distcore_workbench.report.side_by_side import cells, headings
-from distcore_workbench.tables import GAP, print_cells, print_described, say
 
 BARS = "▁▂▃▄▅▆▇█"
 """Eighths of a line's height."""

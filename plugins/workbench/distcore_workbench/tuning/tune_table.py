@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from distcore.cli import print_cells, say, stdout_console
 from distcore_workbench.planning.byte_sizes import format_size
 from distcore_workbench.report.side_by_side import markdown_table
-from distcore_workbench.tables import print_cells, say, stdout_console
 from distcore_workbench.tuning.fallbacks import frontier
 from distcore_workbench.tuning.racing import Finalist, choose_final, times_faster
 from distcore_workbench.tuning.record import Trial

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distcore import ConfigError
-from distcore.cli import parse_settings
-from distcore.jobs import load, offers
+from distcore.config.values import parse_settings
+from distcore.errors import ConfigError
+from distcore.registry import load, offers
 
 if TYPE_CHECKING:
     from distcore.testing import Finding
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_all(arguments: argparse.Namespace) -> int:
-    from distcore_workbench.kits.everything import check_all
+    from distcore.testing.everything import check_all
 
     if arguments.case or arguments.json:
         raise ConfigError("--all: measures every case; leave out --case and --json")
@@ -95,8 +95,8 @@ def show(findings: list[Finding]) -> None:
     """Print a table of the findings, below it why cases were skipped or are broken, and a summary."""
     from rich.text import Text
 
+    from distcore.cli.tables import print_cells, say, stdout_console
     from distcore.testing import LAWS, SCALE
-    from distcore_workbench.tables import print_cells, say, stdout_console
 
     console = stdout_console()
     rows = [

@@ -9,9 +9,8 @@ import pytest
 
 from distcore import StrategyError
 from distcore.cli.main import main
-from distcore.testing import Finding
-from distcore_workbench.kits import everything
-from distcore_workbench.kits.everything import Measurement, layouts, page_of
+from distcore.testing import Finding, everything
+from distcore.testing.everything import Measurement, layouts, page_of
 
 
 def finding(case: str, law: str, error: float | None, bound: float = 1e-5, note: str = "") -> Finding:

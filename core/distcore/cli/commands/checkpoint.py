@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from distcore.cli import add_choice
+from distcore.cli.flags import add_choice
 
 SUMMARY = "list (ls), verify, diff and export checkpoints"
 
@@ -28,6 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action and return its exit code."""
-    from distcore_workbench.checkpoints import inspection
+    from distcore.cli import inspection
 
     return inspection.run(arguments)

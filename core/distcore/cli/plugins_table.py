@@ -9,8 +9,9 @@ from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import DistcoreError
-from distcore.jobs import distribution, load, offers, options_of
+from distcore.errors import DistcoreError
+from distcore.plugin.options import options_of
+from distcore.registry import distribution, load, offers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,13 +52,13 @@ class PluginsTable:
 
     def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print one row per plugin."""
-        from distcore_workbench.tables import print_cells
+        from distcore.cli.tables import print_cells
 
         print_cells(console, headings, rows)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print every plugin, or the one that is named, and return 0; raises DistcoreError if that cannot be used."""
-        from distcore_workbench.tables import stdout_console
+        from distcore.cli.tables import stdout_console
 
         installed = offers(self.group)
         if (name := arguments.name) is None:
@@ -71,7 +72,7 @@ class PluginsTable:
         return 0
 
     def _show(self, console: Console, plugins: Sequence[Description], *, overview: bool) -> None:
-        from distcore_workbench.tables import print_described, say
+        from distcore.cli.tables import print_described, say
 
         if not overview:
             (facts,) = plugins
@@ -90,7 +91,7 @@ class PluginsTable:
         say(console, f"distcore {self.group} NAME shows the options of one.")
 
     def _show_details(self, console: Console, facts: Description) -> None:
-        from distcore_workbench.tables import print_described, say
+        from distcore.cli.tables import print_described, say
 
         for remark in self.remarks(facts):
             say(console, f"{facts['name']}: {remark}")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import ClassVar
 
-from distcore_workbench.plugins_table import Description, PluginsTable
-from distcore_workbench.plugins_table import add_arguments as add_arguments
+from distcore.cli.plugins_table import Description, PluginsTable
+from distcore.cli.plugins_table import add_arguments as add_arguments
 
 SUMMARY = "list the installed strategies, or the options of one"
 
@@ -21,7 +21,8 @@ class StrategiesTable(PluginsTable):
 
     def facts(self, name: str, cls: type[object]) -> Description:
         """Return the declared capabilities, and the option that has a short form."""
-        from distcore.jobs import shorthand_of, strategies
+        from distcore.plugin.strategy.argument import shorthand_of
+        from distcore.resolve import strategies
 
         declared = asdict(strategies.load(name, {}).capabilities)
         as_json = {key: sorted(value) if isinstance(value, frozenset) else value for key, value in declared.items()}

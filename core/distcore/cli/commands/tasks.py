@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from distcore_workbench.plugins_table import Description, PluginsTable
-from distcore_workbench.plugins_table import add_arguments as add_arguments
+from distcore.cli.plugins_table import Description, PluginsTable
+from distcore.cli.plugins_table import add_arguments as add_arguments
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,20 +22,20 @@ class TasksTable(PluginsTable):
 
     def facts(self, name: str, cls: type[object]) -> Description:
         """Return the first sentence of the task's docstring, and its metrics."""
-        from distcore.cli import first_sentence
-        from distcore.jobs import declared_metrics
+        from distcore.cli.task_flags import first_sentence
+        from distcore.plugin.task.task import declared_metrics
 
         return {"about": first_sentence(cls), "metrics": dict(declared_metrics(cls))}
 
     def cells(self, facts: Description) -> dict[str, str]:
         """Return the metrics in words, and the sentence."""
-        from distcore.cli import metrics_in_words
+        from distcore.cli.task_flags import metrics_in_words
 
         return {"metrics": metrics_in_words(facts["metrics"]), "about": facts["about"]}
 
     def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print one row per task; its sentence may break."""
-        from distcore_workbench.tables import print_described
+        from distcore.cli.tables import print_described
 
         print_described(console, headings, rows)
 

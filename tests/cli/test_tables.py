@@ -11,9 +11,9 @@ import pytest
 from first_line import after_first_line
 from rich.console import Console
 
+from distcore.cli import print_cells, print_described
 from distcore.cli.commands import summaries
 from distcore.cli.main import main
-from distcore_workbench.tables import print_cells, print_described
 
 ROWS = [("ddp", "many", "fp32 bf16 fp16", "no"), ("single", "one", "fp32", "yes")]
 

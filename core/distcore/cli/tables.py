@@ -10,8 +10,6 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["GAP", "print_cells", "print_described", "say", "stdout_console"]
-
 Cell = str | Text
 """Plain text, which is no markup, or text with a style."""
 FILE_WIDTH = 120

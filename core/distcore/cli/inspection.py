@@ -11,19 +11,15 @@ from pathlib import Path
 
 import torch
 
-from distcore import CheckpointError, ConfigError
-from distcore.jobs import (
-    Checkpoint,
-    checkpoints_in,
-    choose,
-    difference,
-    export_checkpoint,
-    saved_judgment,
-    saved_progress,
-)
+from distcore.checkpoint.choice import choose
+from distcore.checkpoint.distance import difference
+from distcore.checkpoint.job_state import saved_judgment, saved_progress
+from distcore.checkpoint.manifest import MANIFEST
+from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.retention import checkpoints_in
+from distcore.errors import CheckpointError, ConfigError
+from distcore.jobs.export import export_checkpoint
 
-MANIFEST = "manifest.json"
-"""File that only the folder of a checkpoint has."""
 DAMAGED = 2
 """Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
 WORST = 5

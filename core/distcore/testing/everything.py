@@ -11,8 +11,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from distcore import ConfigError, DistcoreError
-from distcore.jobs import distribution, offers, strategies
+from distcore.errors import ConfigError, DistcoreError
+from distcore.registry import distribution, offers
+from distcore.resolve import strategies
 from distcore.testing import LAWS, Finding, check_task, measure, subject_of
 
 HALF = 1e-2

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
+from distcore.cli.commands.check import show
 from distcore.testing import LAWS, SCALE, Finding
 from distcore.testing.findings import merged
-from distcore_workbench.commands.check import show
 
 LAW = next(iter(LAWS))
 FINDINGS = [

@@ -1,1 +1,0 @@
-"""Checkpoints for a reader: listed, verified, compared and exported."""
