@@ -1,4 +1,4 @@
-"""What a tool traces of a step: the loop's own loss, for a batch that stands for any other."""
+"""The loss of a step for tools that trace one: the loop's own, over a batch that stands for any other."""
 
 from __future__ import annotations
 
