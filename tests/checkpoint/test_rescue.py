@@ -148,7 +148,7 @@ def test_a_step_is_whole_when_its_evaluation_is_over(tmp_path: Path, monkeypatch
         return evaluate_sets(*given)
 
     monkeypatch.setattr("distcore.engine.fit.Rescue", Telling)
-    monkeypatch.setattr("distcore.engine.fit.evaluate_sets", evaluated)
+    monkeypatch.setattr("distcore.engine.training.evaluate_sets", evaluated)
     changes = {"eval_every": 2, "eval_at_epoch_end": False, "max_steps": 4, "global_batch_size": 4, "lr": 0.1}
     distcore.train(distcore.RunConfig(out=str(tmp_path / "run"), device="cpu", **changes), Plain())
     assert told == ["whole 1", "evaluation", "whole 2", "whole 3", "evaluation", "whole 4"]

@@ -306,8 +306,8 @@ def test_a_stale_name_is_noticed(claim: str) -> None:
 
 def test_random_numbers_follow_the_data_shard() -> None:
     """No page may say that the rank seeds them: ranks that share rows draw the same numbers."""
-    loop = (ROOT / "core/distcore/engine/loop.py").read_text()
-    assert re.search(r"seed[^\n]*\n?[^\n]*\bshard\b", loop)
+    seeding = (ROOT / "core/distcore/engine/seeding.py").read_text()
+    assert re.search(r"seed[^\n]*\n?[^\n]*\bshard\b", seeding)
     stale = [
         page.name
         for page in PAGES
