@@ -5,7 +5,7 @@ sampler → collate → device → accumulate → the task's loss → backward �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -68,7 +68,9 @@ def steps(
         yield finish(result), result, loss
 
 
-def steps_ahead(run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress) -> Iterator[StepAhead]:
+def steps_ahead(
+    run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress
+) -> Generator[StepAhead, None, None]:
     """Yield each step from ``progress`` on. The caller updates weights and calls ``finish`` before the next step."""
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
