@@ -45,6 +45,7 @@ from distcore import (
     return_large_blocks,
 )
 from distcore_fsdp.gradient_hooks import carry_gradient_hooks
+from distcore_fsdp.idle_options import check_idle, check_idle_units
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
 from distcore_fsdp.units import RECOMPUTED_TWICE, Recomputed, Wrap, checkpoint_activations, describe_units, find_units
 
@@ -142,6 +143,15 @@ class FSDPStrategy:
         )
 
     def check_config(self, config: RunConfig) -> None:
+        """Raise ConfigError for options that do not fit the run or each other, or would do nothing."""
+        self.check_evaluation(config)
+        check_idle(self, config, self._shard_size(int(config.nproc)))
+
+    def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
+        """Raise StrategyError for a ``wrap`` without a module, or an option of units that the model lacks."""
+        check_idle_units(self, meta_model, find_units(meta_model, self.wrap))
+
+    def check_evaluation(self, config: RunConfig) -> None:
         """Raise ConfigError for a ``shard_size`` that does not fit ``sharding`` or the number of ranks."""
         ranks, key = int(config.nproc), "strategy_options.shard_size"
         shard = self._shard_size(ranks)
