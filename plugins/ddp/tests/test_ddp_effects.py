@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from option_effects import Effect, assert_effects
 from torch import nn
 from traffic import Traffic
 
-from distcore import ConfigError, Datasets, RunConfig, StrategyError, launch
-from distcore.plugin.strategy.hooks import Hooks
+from distcore import ConfigError, Datasets, RunConfig, StrategyError
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Job
 from distcore.testing.problem import WIDTH, Classifier, Problem
-from distcore.testing.rank import lab_of
-from distcore.testing.subject import Subject
 from distcore_ddp.strategy import DDPStrategy
 
 SIDE = 512
@@ -27,10 +24,10 @@ SIDE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Wide(Problem):
-    """Its gradients are some MiB, and it may have a layer that no forward pass calls."""
+    """Its gradients are some MiB."""
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        model: Any = Classifier(blocks=self.blocks, unused=self.unused)
+        model: Any = Classifier(blocks=self.blocks)
         wide = [nn.Linear(SIDE, SIDE) for _ in range(3)]
         model.frozen = nn.Sequential(nn.Linear(WIDTH, SIDE), *wide, nn.Linear(SIDE, WIDTH))
         return model  # type: ignore[no-any-return]
@@ -47,7 +44,7 @@ def is_static(job: Job) -> bool:
     return bool(job.run.strategy_state.wrapped._get_ddp_logging_data().get("static_graph"))
 
 
-def trains_with_unused_parameters(job: Job) -> bool:
+def trains(job: Job) -> bool:
     try:
         job.train(1)
     except StrategyError:
@@ -62,35 +59,22 @@ def sent_in(job: Job) -> set[torch.dtype]:
     return {dtype for name, dtype, elements in traffic.sent if name == "allreduce_" and elements > SIDE}
 
 
-@dataclass(frozen=True)
-class Effect:
-    """What an option changes: a measurement, its result by default, and with values of the option."""
-
-    measured: Callable[[Job], object]
-    default: object
-    changed: dict[Any, object]
-    unused: bool = False
-
-
 EFFECTS = {
-    "bucket_mb": Effect(buckets, 1, {1: 4, 0: 25}),
-    "static_graph": Effect(is_static, False, {True: True}),
-    "find_unused": Effect(trains_with_unused_parameters, False, {True: True}, unused=True),
-    "compression": Effect(sent_in, {torch.float32}, {"fp16": {torch.float16}, "bf16": {torch.bfloat16}}),
+    "bucket_mb": Effect(
+        measured=buckets, problem=Wide(), default=1, changed=(({"bucket_mb": 1}, 4), ({"bucket_mb": 0}, 25))
+    ),
+    "static_graph": Effect(measured=is_static, default=False, changed=(({"static_graph": True}, True),)),
+    "find_unused": Effect(
+        measured=trains, problem=Problem(unused=True), default=False, changed=(({"find_unused": True}, True),)
+    ),
+    "compression": Effect(
+        measured=sent_in,
+        problem=Wide(),
+        default={torch.float32},
+        changed=(({"compression": "fp16"}, {torch.float16}), ({"compression": "bf16"}, {torch.bfloat16})),
+    ),
 }
 """One for each option: a new option comes with its effect."""
-
-
-def measured(folder: Path) -> dict[tuple[str, Any], object]:
-    config = RunConfig(strategy="ddp", nproc=2, device="cpu")
-    results = {}
-    with lab_of(Subject(config=config, cases=()), folder) as lab:
-        for option, effect in EFFECTS.items():
-            for value in (None, *effect.changed):
-                strategy = DDPStrategy(**({} if value is None else {option: value}))
-                job = lab.job(Wide(unused=effect.unused), Hooks("ddp", strategy), max_steps=2)
-                results[option, value] = effect.measured(job)
-    return results
 
 
 def test_each_option_has_an_effect_in_the_table() -> None:
@@ -99,11 +83,7 @@ def test_each_option_has_an_effect_in_the_table() -> None:
 
 @pytest.mark.ranks
 def test_each_option_has_its_effect(tmp_path: Path) -> None:
-    (results, _) = launch(measured, tmp_path, nproc=2)
-    for option, effect in EFFECTS.items():
-        assert results[option, None] == effect.default, option
-        for value, expected in effect.changed.items():
-            assert results[option, value] == expected, (option, value)
+    assert_effects("ddp", EFFECTS, tmp_path)
 
 
 def resolved(task: Problem, **options: Any) -> None:

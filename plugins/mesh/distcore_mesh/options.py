@@ -84,7 +84,9 @@ class MeshOptions:
             idle_options.check_dtype(name, value, config)
             if value == "precision" and is_alone and in_one_shard > 1:
                 why = "nothing is sharded or summed by FSDP2; leave it out, or start more ranks"
-                raise ConfigError(f"strategy_options.{name} = 'precision': has no effect on {in_one_shard} ranks: {why}")
+                raise ConfigError(
+                    f"strategy_options.{name} = 'precision': has no effect on {in_one_shard} ranks: {why}"
+                )
 
     def check_evaluation(self, config: RunConfig) -> None:
         """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options that do not combine."""
