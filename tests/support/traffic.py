@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """The collectives that run inside of it, in order: operation, dtype and number of elements.
 
     A CPU's backward pass runs in the thread that starts it, so the collectives of gradients are noted, too.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sent: list[tuple[str, torch.dtype, int]] = []
 
     def __torch_dispatch__(

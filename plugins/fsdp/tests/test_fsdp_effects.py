@@ -28,7 +28,7 @@ def gathers(job: Job) -> int:
     """Return how often parameters are gathered in a step of three micro-batches."""
     with Traffic() as traffic:
         job.train(1)
-    return traffic.count(GATHER)
+    return int(traffic.count(GATHER))
 
 
 def layout(job: Job) -> tuple[int, ...]:
@@ -44,13 +44,13 @@ def units(job: Job) -> set[str]:
 def gathered_in(job: Job) -> set[torch.dtype]:
     with Traffic() as traffic:
         job.train(1)
-    return traffic.dtypes(GATHER)
+    return set(traffic.dtypes(GATHER))
 
 
 def summed_in(job: Job) -> set[torch.dtype]:
     with Traffic() as traffic:
         job.train(1)
-    return traffic.dtypes(SUM)
+    return set(traffic.dtypes(SUM))
 
 
 def is_offloaded(job: Job) -> bool:

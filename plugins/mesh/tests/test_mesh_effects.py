@@ -91,13 +91,13 @@ def messages(job: Job) -> str:
 def gathered_in(job: Job) -> set[torch.dtype]:
     with Traffic() as traffic:
         job.train(1)
-    return traffic.dtypes(GATHER)
+    return set(traffic.dtypes(GATHER))
 
 
 def summed_in(job: Job) -> set[torch.dtype]:
     with Traffic() as traffic:
         job.train(1)
-    return traffic.dtypes(SUM)
+    return set(traffic.dtypes(SUM))
 
 
 def computed(job: Job) -> int:
