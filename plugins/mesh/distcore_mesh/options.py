@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import nn
 
 from distcore import ConfigError, RunConfig, StrategyError, repeated_classes
-from distcore_fsdp import idle_options, units
+from distcore_fsdp import options as fsdp_options
+from distcore_fsdp import units
 from distcore_mesh.context_parallel import check_sequences
 from distcore_mesh.loss_parallel import check_head
 from distcore_mesh.pipeline_split import check_stages
@@ -81,7 +82,7 @@ class MeshOptions:
         is_alone = int(config.nproc) == in_one_shard
         for name in ("param_dtype", "reduce_dtype"):
             value = getattr(self, name)
-            idle_options.check_dtype(name, value, config)
+            fsdp_options.check_dtype(name, value, config)
             if value == "precision" and is_alone and in_one_shard > 1:
                 why = "nothing is sharded or summed by FSDP2; leave it out, or start more ranks"
                 raise ConfigError(
