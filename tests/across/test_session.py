@@ -284,6 +284,52 @@ def test_ranks_that_disagree_are_refused(what: str, line: str, tmp_path: Path) -
         assert "\n" not in said
 
 
+def leave_alone(out: Path) -> list[str]:
+    """Open a session for each way in which rank 1 makes other calls than rank 0; return each error."""
+    is_odd = os.environ["RANK"] == "1"
+    lines = []
+    for way in ("before a step", "before apply", "after apply", "late", "means", "ends"):
+        config = config_of(out / way, strategy="ddp", timeout=20, max_steps=6)
+        try:
+            with distcore.Session(config, linear, TensorDataset(X, X.sin())) as session:
+                for step in session:
+                    if is_odd and way == "before a step":
+                        break
+                    share = step.gradients(squared)
+                    if is_odd and way == "before apply":
+                        break
+                    step.apply()
+                    if is_odd and (way == "after apply" or (way == "late" and session.progress.step == 4)):
+                        break
+                    if is_odd or way != "means":
+                        session.mean(share)
+                if is_odd and way == "ends":
+                    session.save()
+        except TaskError as error:
+            lines.append(str(error))
+        torch.distributed.destroy_process_group()  # as the end of the program would
+    return lines
+
+
+@pytest.mark.ranks
+@pytest.mark.needs("distcore-ddp")
+def test_a_rank_that_makes_other_calls_ends_all_with_one_line(tmp_path: Path) -> None:
+    """They would wait for each other until the timeout, or add up numbers of different things."""
+    lines = [
+        "after step 0 rank 1 leaves the loop, and rank 0 calls step.gradients(); every rank makes the same calls",
+        "after step 0 rank 1 leaves the loop, and rank 0 calls step.apply(); every",
+        "after step 1 rank 1 leaves the loop, and rank 0 calls session.mean(); every",
+        "after step 4 rank 1 leaves the loop, and rank 0 calls session.mean(); every",
+        "after step 1 rank 1 calls session.mean(), and rank 0 begins a step; every",
+        "after step 6 rank 1 calls session.save(), and rank 0 leaves the loop; every",
+    ]
+    for told in launch(leave_alone, tmp_path, nproc=2):
+        assert len(told) == len(lines), told
+        for line, beginning in zip(told, lines, strict=True):
+            assert line.startswith(f"Session: {beginning}")
+            assert "\n" not in line
+
+
 def with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 

@@ -305,3 +305,11 @@ def test_a_signal_outranks_an_error_and_an_error_a_lost_peer() -> None:
     killed = Failure(rank=3, kind="signal", cause="", when=4.0)
     assert culprit([lost, late, error]) is error
     assert culprit([lost, late, error, killed]) is killed
+
+
+@pytest.mark.programs
+def test_a_script_whose_launch_fails_ends_with_one_line() -> None:
+    script = [sys.executable, "-c", "import os, distcore; distcore.launch(os.getpid, nproc=0)"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("ConfigError: nproc=0: expected a number of processes, 1 or more")

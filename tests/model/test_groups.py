@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers import AutoModel, BertConfig, T5Config
 
 from distcore import ConfigError, RunConfig, registry
 from distcore.model.blocks import depths_from_top
-from distcore.model.optim import optimizer_factory
+from distcore.model.optim import learning_rates, logged_rate, optimizer_factory, scheduler_for
 from distcore.plugin.task.phases import Phase
 from distcore.testing.problem import Classifier
 
@@ -58,9 +59,28 @@ def test_layer_decay_goes_by_depth_and_leaves_a_rate_that_is_given() -> None:
     assert settings_of(Classifier(), layer_decay=0.5)["embedding.weight"][0] == RATE * 0.125
 
 
-def test_the_first_group_has_the_peak_rate_which_is_logged() -> None:
-    config = RunConfig(lr=RATE, optimizer={"groups": [{"match": "embedding|blocks", "lr_scale": 0.1}]})
-    assert optimizer_factory(config)(Classifier()).param_groups[0]["lr"] == RATE
+@pytest.mark.parametrize("name", sorted(registry.offers("optimizers")))
+def test_the_rate_that_is_logged_is_the_runs_own_if_some_group_has_it(name: str) -> None:
+    config = RunConfig(lr=RATE, optimizer={"name": name, "layer_decay": 0.5}, schedule="linear")
+    optimizer = optimizer_factory(config)(Classifier())
+    schedule = scheduler_for(config, optimizer, 4)
+    assert schedule is not None
+    assert logged_rate(optimizer, RATE) == RATE
+    optimizer.step()
+    schedule.step()
+    assert logged_rate(optimizer, RATE) == pytest.approx(RATE * 3 / 4)
+
+
+def test_the_rate_that_is_logged_trains_something() -> None:
+    """An optimizer of one's own may make an empty group, keep rates as tensors, and know no peak rate."""
+    [weight] = nn.Linear(2, 1, bias=False).parameters()
+    groups = [{"params": [], "lr": torch.tensor(RATE)}, {"params": [weight], "lr": torch.tensor(0.03)}]
+    optimizer = torch.optim.SGD(groups)
+    assert logged_rate(optimizer, RATE) == pytest.approx(0.03)
+    assert learning_rates(optimizer) == pytest.approx([RATE, 0.03])
+    assert type(logged_rate(optimizer, RATE)) is float
+    optimizer.param_groups[1]["params"] = []  # as engines have it that keep parameters elsewhere
+    assert logged_rate(optimizer, RATE) == pytest.approx(RATE)
 
 
 @pytest.mark.parametrize("name", sorted(registry.offers("optimizers")))

@@ -105,6 +105,16 @@ class KeepsByName(Signs):
         self.state["steps"] = {"all": torch.ones(())}
 
 
+class Unrated(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {})
+        for group in self.param_groups:
+            group["rate"] = group.pop("lr")
+
+    def step(self, closure=None):
+        pass
+
+
 class Noisy(Elementwise):
     def step(self, closure=None):
         for p in self.param_groups[0]["params"]:
@@ -235,6 +245,7 @@ def test_an_optimizer_may_remember_the_parameters(own: Path) -> None:
         ({"name": "own.py:KeepsOnParameters"}, r"keeps a value in the attribute 'moment' of a parameter that is no"),
         ({"name": "own.py:BeginsLate"}, r"keeps a value in state\[parameter\]\['late'\] that is no tensor"),
         ({"name": "own.py:KeepsByName"}, r"keeps state under the key 'steps', which is no parameter, so a checkpoint"),
+        ({"name": "own.py:Unrated"}, r"'own.py:Unrated': its param_groups have no 'lr', which the schedule sets"),
         ({"name": "own.py:nothing"}, r"optimizer.name = 'own.py:nothing': gave a NoneType, no torch.optim.Optimizer"),
         ({"name": "own.py:without_rate"}, r"takes no lr; expected \(params, lr, …\)"),
         ({"name": "own.py:NUMBER"}, r"takes no lr; expected \(params, lr, …\)"),

@@ -24,6 +24,7 @@ from distcore.config import RunConfig
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
 from distcore.model.dropout import has_dropout
+from distcore.model.optim import learning_rates
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.batching.permutation import BLOCK, order_kind
 from distcore.plugin.strategy.contract import BaseModelRef, Progress, Run
@@ -84,7 +85,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
     """Return the contents of state.json, as JSON values."""
     return {
         "progress": asdict(progress),
-        "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
+        "learning_rates": learning_rates(run.optimizer) if run.optimizer else [],
         "scaler": run.loss_scale.state_dict() if run.loss_scale else {},
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),

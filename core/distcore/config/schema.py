@@ -21,7 +21,7 @@ from distcore import registry
 from distcore.config.keys import with_new_names, with_preset
 from distcore.config.messages import explain
 from distcore.config.short_keys import with_task_options
-from distcore.config.values import check_tree
+from distcore.config.values import check_tree, in_words
 from distcore.errors import ConfigError, print_uncaught_on_one_line
 
 Auto = Literal["auto"]
@@ -54,10 +54,8 @@ class _Tree(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool_for_a_number(cls, given: object, info: ValidationInfo) -> object:
-        if isinstance(given, bool) and "bool" not in str(cls.model_fields[str(info.field_name)].annotation):
-            raise ValueError("expected neither true nor false (yes, no, on and off without quotes are those, too)")
-        return given
+    def _no_bool_for_another(cls, given: object, info: ValidationInfo) -> object:
+        return in_words(given, cls.model_fields[str(info.field_name)].annotation)
 
 
 class GroupRule(_Tree):
@@ -318,11 +316,6 @@ class RunConfig(_Tree):
         if not isinstance(given, dict):
             return given
         return with_preset(with_task_options(with_new_names(given), cls.model_fields))
-
-    @field_validator("compile", "padding_free", mode="before")
-    @classmethod
-    def _not_a_bool(cls, given: object) -> object:
-        return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off
 
     @field_validator("optimizer", "schedule", mode="before")
     @classmethod

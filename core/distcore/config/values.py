@@ -41,6 +41,20 @@ def parse_values(text: str) -> list[Any]:
     return [_number_if(value) for value in values]
 
 
+def in_words(value: object, annotation: object) -> object:
+    """Return ``value``; of a boolean the word ``on`` or ``off`` where ``annotation`` has these words, and no bool.
+
+    YAML reads the words without quotes as booleans. Raises ValueError for a boolean where neither is expected.
+    """
+    expected = str(annotation)
+    if not isinstance(value, bool) or any(each in expected for each in ("bool", "Any", "object")):
+        return value
+    word = "on" if value else "off"
+    if repr(word) in expected:
+        return word
+    raise ValueError("expected neither true nor false (yes, no, on and off without quotes are those, too)")
+
+
 def _number_if(value: Any) -> Any:
     try:
         return float(value) if isinstance(value, str) else value

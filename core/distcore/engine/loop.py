@@ -5,7 +5,7 @@ sampler → collate → device → accumulate → the task's loss → backward �
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -36,7 +36,7 @@ from distcore.plugin.task.task import Batch, Dataset, Task
 
 def steps(
     run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress, by_caller: bool = False
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Train from ``progress`` to ``run.total_steps``; yield each optimizer step when it is done.
 
     With ``by_caller`` each step is yielded twice: first when it is ready, for the caller to set its ``loss`` and

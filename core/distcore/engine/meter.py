@@ -13,6 +13,7 @@ from torch import Tensor
 
 from distcore.distributed.devices import peak_memory
 from distcore.engine.loop import Step
+from distcore.model.optim import logged_rate
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.tally import Wish
@@ -76,7 +77,7 @@ class Meter:
             "epoch": run.epochs_at(progress),
             "samples": progress.samples,
             "loss": (total / run.loss_multiplier + self._loss_before) / max(1, self._items),
-            "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,
+            "lr": logged_rate(run.optimizer, float(run.config.lr)) if run.optimizer else 0.0,
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
             "peak_memory_bytes": peak_memory(run.world.device),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -113,11 +113,11 @@ class Training:
             self.progress = step.progress
             yield step
 
-    def steps_by_caller(self) -> Iterator[Step]:
+    def steps_by_caller(self) -> Generator[Step, None, None]:
         """Yield each step twice: when it is ready, for the caller to set its result, and when it is done."""
         return self._loop(by_caller=True)
 
-    def _loop(self, by_caller: bool = False) -> Iterator[Step]:
+    def _loop(self, by_caller: bool = False) -> Generator[Step, None, None]:
         return steps(self.run, self.hooks, self.task, self.data.train, self.progress, by_caller)
 
     def evaluate(self) -> Evaluation:

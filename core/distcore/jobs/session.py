@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -33,6 +33,17 @@ from distcore.resolve.run_folder import check_out, set_aside
 
 UNHEARD = ("eval_every", "max_restarts", "patience")
 """Keys of a run that evaluates and starts its ranks."""
+LEAVES = "leaves the loop"
+CALLS = (
+    "begins a step",
+    "calls step.gradients()",
+    "calls step.norm()",
+    "calls step.apply()",
+    "calls session.mean()",
+    "calls session.save()",
+    LEAVES,
+)
+"""What a rank does next in which the others must take part."""
 
 
 class Session:
@@ -89,7 +100,7 @@ class Session:
             stack.enter_context(attention_of(world.device, training.data.train.lengths))
             self._opened = training
             self._progress = training.progress
-            self._saved = training.progress.step
+            self._began = self._saved = training.progress.step
             self._stack = stack.pop_all()
         return self
 
@@ -99,7 +110,8 @@ class Session:
         """Save all unsaved state and leave the process group. After an error do neither: ranks may differ in step."""
         with self._stack:
             if kind is None:
-                self.save()
+                self._meet(LEAVES)
+                self._save()
                 self._training.saver.wait()
                 world, self._opened = self._run.world, None
                 self._hooks.teardown(world)
@@ -123,14 +135,18 @@ class Session:
         """Yield the remaining steps. Raises TaskError if the loop body ends a step without ``step.apply()``."""
         training, run, hooks = self._training, self._run, self._hooks
         is_open = hooks.capabilities.own_steps and run.config.precision != "fp16"
-        loop = training.steps_by_caller()
-        for ready in loop:
-            set_mode(run, training=True)  # the user's code may have evaluated
-            step = (SessionStep if is_open else OnePass)(run, hooks, training.task, ready)
-            step.ended = partial(self._end_step, loop, ready)
-            yield step
-            if step.result is None:
-                raise TaskError(f"Session: step {self._progress.step + 1} was left without step.apply()")
+        with closing(training.steps_by_caller()) as loop:
+            while self._progress.step < run.total_steps:
+                if self._is_guarded:  # the engine compares rows before the step
+                    self._meet("begins a step")
+                ready = next(loop)
+                set_mode(run, training=True)  # the user's code may have evaluated
+                step = (SessionStep if is_open else OnePass)(run, hooks, training.task, ready)
+                step.meet = self._meet
+                step.ended = partial(self._end_step, loop, ready)
+                yield step
+                if step.result is None:
+                    raise TaskError(f"Session: step {self._progress.step + 1} was left without step.apply()")
 
     def _end_step(self, loop: Iterator[EngineStep], ready: EngineStep, result: StepResult) -> None:
         """Let the loop end the step, whose optimizer has stepped; save a checkpoint if one is due."""
@@ -139,19 +155,49 @@ class Session:
         self._progress = self._training.progress = done.progress
         self._training.saver.check()
         if is_due(self._progress.step, self._run.config.save_every):
-            self.save()
+            self._save()
 
     def mean(self, share: Tensor) -> float:
         """Return the mean loss over the global batch from this rank's ``share``, as ``step.gradients`` returns it."""
+        self._meet("calls session.mean()")
         run = self._run
         mine = share.detach() if run.world.is_shard_leader else torch.zeros((), device=run.world.device)
         return self._hooks.reduce_loss(run, mine.double()[None]).item() / float(run.loss_multiplier)
 
     def save(self) -> None:
         """Commit a checkpoint, unless this step already has one."""
+        self._meet("calls session.save()")
+        self._save()
+
+    def _save(self) -> None:
         if self._saved != self._progress.step:
             self._training.save()
             self._saved = self._progress.step
+
+    @property
+    def _is_guarded(self) -> bool:
+        """True in the first steps after the session was opened, in which ranks compare what they do."""
+        return self._progress.step < self._began + self._run.config.data_guard_steps
+
+    def _meet(self, call: str) -> None:
+        """Raise TaskError on all ranks if one makes another ``call`` than this one; they would wait for each other.
+
+        On an accelerator a rank looks in the first steps, and when it leaves: later it would wait for the device.
+        """
+        run, world = self._run, self._run.world
+        if world.size == 1:
+            return
+        mine = torch.zeros(world.size, dtype=torch.float64, device=world.device)
+        mine[world.rank] = CALLS.index(call)
+        told = self._hooks.reduce_loss(run, mine)
+        if call != LEAVES and world.device.type != "cpu" and not self._is_guarded:
+            return
+        calls = [CALLS[round(number)] for number in told.tolist()]
+        if odd := [rank for rank, other in enumerate(calls) if other != calls[0]]:
+            raise TaskError(
+                f"Session: after step {self._progress.step} rank {odd[0]} {calls[odd[0]]}, and rank 0 {calls[0]}; "
+                "every rank makes the same calls: let all decide by session.mean(), which is the same on each"
+            )
 
     @property
     def _training(self) -> Training:
@@ -167,13 +213,27 @@ class Session:
 class SessionStep(OwnStep):
     """A step of a session; ``apply`` also ends the step. Implements ``distcore.Step``."""
 
+    meet: Callable[[str], None]
+    """Compares the next call with those of the other ranks."""
     ended: Callable[[StepResult], None]
     """Ends the step, once the optimizer has stepped."""
+
+    def forward(self, number: int, loss: Loss | None = None) -> Tensor:
+        """Return a micro-batch's share of the mean loss over the global batch."""
+        if number == 0:
+            self.meet("calls step.gradients()")
+        return super().forward(number, loss)
+
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the L2 norm of all ``tensors`` together, such as gradients, over all ranks."""
+        self.meet("calls step.norm()")
+        return super().norm(tensors)
 
     def apply(self) -> None:
         """Clip the gradients, step the optimizer and the schedule, and save a checkpoint if one is due."""
         if self.result is not None:
             raise TaskError("Session: step.apply() was called twice in one step")
+        self.meet("calls step.apply()")
         super().apply()
         assert self.result is not None
         self.ended(self.result)
@@ -188,6 +248,7 @@ class OnePass(SessionStep):
         """Have the engine compute the gradients; return this rank's share of the loss. Once per step."""
         if self._loss is not None:
             self._refuse()
+        self.meet("calls step.gradients()")
         scaled = self._step.scaled(loss or self._task_loss)
         self._loss = self._step.passes(self._run, self._step.micros, scaled)
         return self._loss

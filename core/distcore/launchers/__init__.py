@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from distcore.errors import print_uncaught_on_one_line
 from distcore.launchers.contract import AGENT_VARIABLE, Command, Here, Host, Launcher, LaunchPlan, LaunchSpec
 from distcore.launchers.planning import (
     check_programs,
@@ -56,4 +57,5 @@ def launch(
     """
     from distcore.launchers.processes.local import run_ranks  # here, because it imports torch
 
+    print_uncaught_on_one_line()
     return run_ranks(fn, args, nproc, errors, timeout, grace_period)

@@ -148,6 +148,22 @@ def scheduler_for(
     return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay, interval, peak=config.lr)
 
 
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the learning rate of each parameter group; an optimizer may keep it as a tensor."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def logged_rate(optimizer: torch.optim.Optimizer, peak: float) -> float:
+    """Return the learning rate to log: that of the first group at the run's ``peak``, else of the first group.
+
+    Groups without parameters do not count: an optimizer may make such ones, at a rate at which nothing is trained.
+    """
+    # An engine that keeps the parameters elsewhere may leave all groups empty.
+    groups = [group for group in optimizer.param_groups if group["params"]] or optimizer.param_groups
+    at_peak = (group for group in groups if group.get("initial_lr", group["lr"]) == peak)
+    return float(next(at_peak, groups[0])["lr"])
+
+
 def check_schedule(config: RunConfig) -> None:
     """Raise ConfigError for an unknown schedule, or options that it does not accept."""
     name, warmup, known = config.schedule.name, config.schedule.warmup_steps, sorted(SCHEDULES)

@@ -44,7 +44,7 @@ def parameter_groups(
             group["weight_decay"] = 0.0 if name in exempt else decay
         key = (rate != config.lr, name in exempt, repr(group | {"params": []}))
         alike.setdefault(key, group)["params"].append(parameter)
-    # The rate of the first group is the one that is logged.
+    # Groups at the peak rate first: where others read the rate of a run, they read that of the first group.
     return [group for _, group in sorted(alike.items(), key=lambda item: item[0][:2])]
 
 

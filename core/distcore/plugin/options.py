@@ -67,12 +67,8 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
         raise StrategyError(f"{kind} {name!r}: {'; '.join(parts)}")
     if not dataclasses.is_dataclass(cls):
         return cls()
-    if wrong := next((name for name in options if _is_bool_for_another(cls, name, options[name])), None):
-        raise StrategyError(
-            f"{kind} {name!r}: {wrong} = {options[wrong]!r}: expected neither true nor false (yes, on …)"
-        )
     try:
-        return TypeAdapter(cls).validate_python(dict(options))
+        return TypeAdapter(cls).validate_python(_with_words(kind, name, cls, options))
     except ValidationError as error:
         path, value, rules = first_problem(error)
         given = "" if rules == "field required" else f" = {value!r}"
@@ -110,9 +106,17 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
             yield from _unknown(inner, value, f"{above}{name}.")
 
 
-def _is_bool_for_another(cls: type[object], name: str, value: object) -> bool:
-    wanted = str(_types(cls).get(name, bool))
-    return isinstance(value, bool) and not any(word in wanted for word in ("bool", "Any", "object", "'on'"))
+def _with_words(kind: str, name: str, cls: type[object], options: Mapping[str, Any]) -> dict[str, object]:
+    """Return ``options``, with the words on and off in place of the booleans as which YAML reads them."""
+    from distcore.config.values import in_words
+
+    types, words = _types(cls), dict[str, object]()
+    for option, value in options.items():
+        try:
+            words[option] = in_words(value, types.get(option, object))
+        except ValueError as error:
+            raise StrategyError(f"{kind} {name!r}: {option} = {value!r}: {error}") from None
+    return words
 
 
 def _dataclasses_in(cls: type[object]) -> dict[str, type[object]]:

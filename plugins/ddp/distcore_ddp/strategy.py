@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
     Capabilities,
     Clip,
+    ConfigError,
     Memory,
     OptimizerFactory,
     PreparedModel,
@@ -56,8 +58,8 @@ class DDPStrategy:
     tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"bucket_mb": 5}, {"bucket_mb": 100})
     """Options that ``distcore tune`` tries."""
 
-    bucket_mb: int = 25
-    """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""
+    bucket_mb: Annotated[int, Field(ge=0)] = 25
+    """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives. 0: one per parameter."""
     static_graph: bool = False
     """Promise that the same parameters get gradients in every step, in the same order, so that DDP can plan ahead."""
     find_unused: bool = False
@@ -77,6 +79,8 @@ class DDPStrategy:
             own_steps=not self.static_graph,
             ema=True,
             saves_alone=True,
+            # torch adds no sparse tensors of fp16.
+            lacks=frozenset({"sparse gradients"} if self.compression == "fp16" else ()),
             compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none sends gradients in half precision",),
@@ -87,12 +91,20 @@ class DDPStrategy:
         exempt = {}
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED
-        if self.static_graph and not self.find_unused:
+        if self.static_graph:
             exempt["bit-for-bit"] = "the first step of a process rounds otherwise: torch then regroups its buckets"
         if self.compression != "none":
             reason = f"gradients are sent in {self.compression}"
             exempt |= dict.fromkeys(INEXACT, reason)
         return exempt
+
+    def check_config(self, config: RunConfig) -> None:
+        """Raise ConfigError for two options of which torch ignores one."""
+        if self.static_graph and self.find_unused:
+            raise ConfigError(
+                "strategy_options.find_unused = true: has no effect with static_graph = true, which finds unused "
+                "parameters in the first step and promises that they stay the same; leave out one of them"
+            )
 
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory

@@ -135,6 +135,8 @@ def _write(tensor: Any, name: str, saved: SavedState) -> None:
     if not hasattr(tensor, "ds_tensor"):
         tensor.copy_(saved[name])
         return
+    # With zero_hpz_partition_size the forward pass gathers from this second copy, which has the values of before.
+    tensor.ds_secondary_tensor = None
     if (local := _local_partition(tensor)) is not None:
         values, start = local
         values.copy_(saved.piece(name, start, len(values)))

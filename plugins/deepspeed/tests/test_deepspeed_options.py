@@ -21,6 +21,7 @@ from distcore_deepspeed.strategy import DeepSpeedStrategy
 
 TOGETHER: dict[str, dict[str, Any]] = {
     "stage 1": {"stage": 1, "round_robin_gradients": True},
+    "secondary partitions": {"stage": 3, "config": {"zero_optimization": {"zero_hpz_partition_size": 2}}},
 }
 """Options that the quick tests measure."""
 APART: dict[str, dict[str, Any]] = {
@@ -40,7 +41,6 @@ APART: dict[str, dict[str, Any]] = {
         "stage3_max_reuse_distance": 0,
         "stage3_param_persistence_threshold": 0,
     },
-    "secondary partitions": {"stage": 3, "config": {"zero_optimization": {"zero_hpz_partition_size": 2}}},
 }
 """Options one by one."""
 CASES = ("neutral-names", "clip-after-accumulation", "into-single", "from-single")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distcore_fsdp import memory as memory
+    from distcore_fsdp import options as options
     from distcore_fsdp import units as units
 
 __version__ = "0.1.0"
-__all__ = ["memory", "units"]
+__all__ = ["memory", "options", "units"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -25,7 +23,6 @@ from torch.distributed.fsdp import (
 from distcore import (
     BuiltModel,
     Capabilities,
-    ConfigError,
     Memory,
     ModelSource,
     OptimizerFactory,
@@ -46,24 +43,12 @@ from distcore import (
 )
 from distcore_fsdp.gradient_hooks import carry_gradient_hooks
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
-from distcore_fsdp.units import RECOMPUTED_TWICE, Recomputed, Wrap, checkpoint_activations, describe_units, find_units
+from distcore_fsdp.options import FSDPOptions
+from distcore_fsdp.units import checkpoint_activations, describe_units, find_units
 
 log = logging.getLogger("distcore")
-FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
-"""Map FSDP1's names of sharding strategies to ours."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-ROUNDED = "parameters are gathered in that of training, by param_dtype = 'precision'; leave out one of them"
-"""Why an evaluation cannot have a precision of its own."""
 _NO_CONTEXT = nullcontext()
-
-
-def _from_fsdp1(name: object) -> object:
-    return FSDP1_NAMES.get(name.lower(), name) if isinstance(name, str) else name
-
-
-Sharding = Annotated[Literal["full", "grad", "hybrid", "none"], BeforeValidator(_from_fsdp1)]
-Count = Annotated[int, Field(ge=0)]
-Dtype = Literal["fp32", "precision"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,7 @@ class FSDPState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPStrategy:
+class FSDPStrategy(FSDPOptions):
     """Shard parameters, gradients and optimizer state over the ranks; gather each block just before it computes."""
 
     shorthand: ClassVar = "sharding"
@@ -87,33 +72,6 @@ class FSDPStrategy:
         {"sharding": "full", "forward_prefetch": 1, "backward_prefetch": 2},
         {"sharding": "full", "cpu_offload": True},
     )
-
-    sharding: Sharding = "full"
-    """``full``: parameters are freed after a block's forward and gathered again for its backward (ZeRO-3).
-    ``grad``: parameters are kept until the end of backward (ZeRO-2). ``hybrid``: ``full`` inside groups of
-    ``shard_size`` ranks, replicated over the groups. ``none``: replicated. FSDP1's names are accepted, too."""
-    shard_size: Annotated[int, Field(ge=1)] | None = None
-    """Ranks of a ``hybrid`` group, a divisor of the number of ranks; default: the ranks of this machine."""
-    wrap: Wrap = "auto"
-    """Modules that are gathered as units. ``auto``: the model's repeated blocks. One name of a class or of modules
-    (``bert.pooler``, ``bert.encoder.layer.*``), or several. A number: every module with at least that many
-    parameters."""
-    param_dtype: Dtype = "fp32"
-    """Dtype in which parameters are gathered; the master copy is always fp32. ``precision``: the dtype of
-    ``--precision``. That halves the traffic, and also rounds embeddings and normalizations, which autocast leaves in
-    fp32."""
-    reduce_dtype: Dtype = "fp32"
-    """Dtype in which gradients are summed over ranks. ``precision``: the dtype of ``--precision``, which halves the
-    traffic and rounds gradients."""
-    cpu_offload: bool = False
-    """Keep the shards of parameters, gradients and optimizer state in main memory, and run the optimizer there."""
-    activation_checkpointing: Recomputed = False
-    """Recompute the activations of each unit in backward, instead of keeping them. A number n: of every n-th unit.
-    ``products``: of each unit, but results of matrix products and attention are kept."""
-    forward_prefetch: Count = 0
-    """Units to gather ahead of the computing one in forward; 0: left to torch."""
-    backward_prefetch: Count = 0
-    """Units to gather ahead of the computing one in backward; 0: left to torch, which gathers one ahead."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -141,25 +99,11 @@ class FSDPStrategy:
             ),
         )
 
-    def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for a ``shard_size`` that does not fit ``sharding`` or the number of ranks."""
-        ranks, key = int(config.nproc), "strategy_options.shard_size"
-        shard = self._shard_size(ranks)
-        if self.shard_size is not None and self.sharding != "hybrid":
-            raise ConfigError(f"{key} = {self.shard_size}: is for sharding = 'hybrid', not {self.sharding!r}")
-        if self.param_dtype == "precision" and config.eval_precision not in ("same", config.precision):
-            raise ConfigError(f"eval_precision = {config.eval_precision!r}: {ROUNDED}")
-        if self.activation_checkpointing and config.gradient_checkpointing:
-            raise ConfigError(RECOMPUTED_TWICE)
-        if ranks % shard:
-            possible = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
-            raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")
-
     def plan_memory(
         self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory of the shards. Buffers hold the gathered parameters of the root and the largest unit."""
-        policy, shards = self._policy(config), self._shard_size(ranks)
+        policy, shards = self._policy(config), self.shard_ranks(ranks)
         settings = ShardingSettings(
             shards=shards,
             replicas=ranks // shards,
@@ -239,17 +183,11 @@ class FSDPStrategy:
             setattr(model.get_submodule(path), attribute, buffer.to(device))
 
     def _mesh(self, world: World) -> DeviceMesh:
-        kind, shard = world.device.type, self._shard_size(world.size)
+        kind, shard = world.device.type, self.shard_ranks(world.size)
         if self.sharding in ("full", "grad"):
             return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
         # For "none" the groups have one rank: all ranks are replicas.
         return init_device_mesh(kind, (world.size // shard, shard), mesh_dim_names=("replicate", "shard"))
-
-    def _shard_size(self, ranks: int) -> int:
-        """Return the number of ranks that share one copy of the parameters."""
-        if self.sharding == "hybrid":
-            return self.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        return 1 if self.sharding == "none" else ranks
 
     def _reshard_options(self) -> dict[str, Any]:
         """Return options of ``fully_shard``, which by default frees each block after forward, but not the root."""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from distcore import StrategyError, repeated_classes
 
-Wrap = int | str | tuple[str, ...]
+Wrap = Annotated[int, Field(ge=1)] | str | tuple[str, ...]
 """``auto``, names of classes or modules (``encoder.layer.*``), or the smallest number of parameters of a unit."""
 Recomputed = bool | Annotated[int, Field(ge=2)] | Literal["products"]
 """Activations that are recomputed: none, those of all units, of every n-th, or of all but the products' results."""

@@ -134,8 +134,8 @@ def test_ranks_of_one_copy(sharding: Any, environ: str, ranks: int, monkeypatch:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if environ:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", environ)
-    assert FSDPStrategy(sharding=sharding)._shard_size(4) == ranks
-    assert FSDPStrategy(sharding="hybrid", shard_size=1)._shard_size(4) == 1
+    assert FSDPStrategy(sharding=sharding).shard_ranks(4) == ranks
+    assert FSDPStrategy(sharding="hybrid", shard_size=1).shard_ranks(4) == 1
 
 
 class Unit:

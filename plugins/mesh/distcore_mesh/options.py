@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from distcore import ConfigError, RunConfig
+from distcore import ConfigError, RunConfig, StrategyError, repeated_classes
+from distcore_fsdp import options as fsdp_options
 from distcore_fsdp import units
 from distcore_mesh.context_parallel import check_sequences
 from distcore_mesh.loss_parallel import check_head
@@ -71,6 +72,24 @@ class MeshOptions:
         return None if self.param_dtype == "fp32" else self.dtype_of(config, self.param_dtype)
 
     def check_config(self, config: RunConfig) -> None:
+        """Raise ConfigError for options that do not fit the run or each other, or would do nothing."""
+        self.check_evaluation(config)
+        self._check_dtypes(config)
+
+    def _check_dtypes(self, config: RunConfig) -> None:
+        """Raise ConfigError for a dtype of shards, or of summed gradients, where there is neither."""
+        in_one_shard = self.tp * self.cp * self.pp
+        is_alone = int(config.nproc) == in_one_shard
+        for name in ("param_dtype", "reduce_dtype"):
+            value = getattr(self, name)
+            fsdp_options.check_dtype(name, value, config)
+            if value == "precision" and is_alone and in_one_shard > 1:
+                why = "nothing is sharded or summed by FSDP2; leave it out, or start more ranks"
+                raise ConfigError(
+                    f"strategy_options.{name} = 'precision': has no effect on {in_one_shard} ranks: {why}"
+                )
+
+    def check_evaluation(self, config: RunConfig) -> None:
         """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options that do not combine."""
         self.sizes(int(config.nproc))
         if self.param_dtype == "precision" and config.eval_precision not in ("same", config.precision):
@@ -115,6 +134,10 @@ class MeshOptions:
             check_sequences(meta_model, self.cp, self.tp)
         if self.pp > 1:
             check_stages(meta_model, self.pp, self.chunks)
+        if self.activation_checkpointing and not repeated_classes(meta_model):
+            value = repr(self.activation_checkpointing).lower()
+            why = f"has no effect on {type(meta_model).__name__}, in which nothing repeats; leave it out"
+            raise StrategyError(f"strategy_options.activation_checkpointing = {value}: {why}")
 
     def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
         """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``. Raises ConfigError if they do not make ``ranks``."""

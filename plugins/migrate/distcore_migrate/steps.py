@@ -249,9 +249,12 @@ def ddp(draft: Draft) -> None:
     options: Tree = {"ddp_find_unused": "find_unused", "ddp_bucket_mb": "bucket_mb", "ddp_static_graph": "static_graph"}
     for name, option in options.items():
         value = draft.take(name)
+        is_ddp = draft.values.get("strategy") == "ddp"
         if value in OFF:
             draft.note_fact("off", name)
-        elif draft.values.get("strategy") == "ddp":
+        elif is_ddp and option == "static_graph" and draft.values.get("strategy_options.find_unused"):
+            draft.note_fact("idle", name, "torch promises nothing beside ddp_find_unused_parameters, which is kept")
+        elif is_ddp:
             draft.set(f"strategy_options.{option}", value, draft.origin(name))
         else:
             draft.note_fact("idle", name, "for the strategy ddp, which this is not")

@@ -62,6 +62,11 @@ def check(name: str, plugin: BuildsOptimizer, ranks: int = 1) -> None:
     optimizer = plugin.build(module, [{"params": list(module.parameters()), "lr": 1e-3, **decay}])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no torch.optim.Optimizer")
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"optimizer.name = {name!r}: its param_groups have no 'lr', which the schedule sets and checkpoints have; "
+            "read the learning rate from group['lr'] in step()"
+        )
     before, attributes = _settings(optimizer), _attributes(optimizer, module)
     generators = other_generators()
     try:

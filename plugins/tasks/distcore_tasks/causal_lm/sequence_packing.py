@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import BeforeValidator
 
 from distcore import ConfigError, ModelError, OnResume
 from distcore_tasks.causal_lm.dataset import FIRST, Column, SequenceDataset
@@ -33,8 +32,6 @@ MODEL_TYPES = tuple(kind for kind in DECODERS if kind not in UNPACKED)
 """Model types for which a packed row has the same loss as a separate one. A test builds each of them."""
 SINCE = (4, 53)
 """First version of transformers that derives the borders of rows from positions."""
-BOOL = BeforeValidator(lambda given: ("off", "on")[given] if isinstance(given, bool) else given)
-"""Map booleans back to words, because YAML reads on and off as booleans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +43,7 @@ class PackingOptions(TaskOptions):
         "split_documents": "other rows",
     }
 
-    packing: Annotated[Literal["auto", "on", "off"], BOOL] = "auto"
+    packing: Literal["auto", "on", "off"] = "auto"
     """Let short rows share a sequence; auto: as ``padding_free``, and if that is auto, too, where known to be exact."""
     split_documents: bool = False
     """Isolate documents inside a block from each other; needs ``packing``."""

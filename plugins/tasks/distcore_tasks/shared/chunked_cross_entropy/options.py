@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
-
-from pydantic import BeforeValidator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from distcore import ConfigError, Datasets, OnResume
 from distcore_tasks.shared.options import TaskOptions
@@ -23,8 +21,6 @@ MODEL_TYPES = (
 """Model types whose logits are the output of the head, a linear layer, as it is. A test builds each of them."""
 VOCABULARY = 30_000
 """Words from which ``auto`` computes in chunks: from there on it is faster, too."""
-BOOL = BeforeValidator(lambda given: ("off", "on")[given] if isinstance(given, bool) else given)
-"""Map booleans back to words, because YAML reads on and off as booleans."""
 D = TypeVar("D", bound=Datasets)
 
 
@@ -34,7 +30,7 @@ class CrossEntropyOptions(TaskOptions):
 
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {"chunked_cross_entropy": "free"}
 
-    chunked_cross_entropy: Annotated[Literal["auto", "on", "off"], BOOL] = "auto"
+    chunked_cross_entropy: Literal["auto", "on", "off"] = "auto"
     """Compute the loss in chunks of positions, without all logits in memory; auto: with 30,000 words or more."""
 
     def with_cross_entropy(self, config: RunConfig, data: D, family: str) -> D:
