@@ -6,4 +6,4 @@ import re
 
 
 def after_first_line(screen: str) -> str:
-    return re.sub(r"\Adistcore [\w-]+: (starting|loading PyTorch)\n", "", screen)
+    return re.sub(r"\Adistcore [\w-]+: starting\n", "", screen)

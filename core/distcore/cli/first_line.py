@@ -8,28 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SILENCE = 1.5
-"""Seconds without output after which a command says that it is at work."""
-
-
-class FirstLine:
-    """Prints one line about a command: before torch is imported, or after ``SILENCE``. A finder of modules."""
-
-    def __init__(self, command: str) -> None:
-        self.command, self.is_said = command, False
-        self.timer = threading.Timer(SILENCE, self.say, ("starting",))
-        self.timer.daemon = True
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Find nothing, but notice each import."""
-        if name == "torch":  # takes longer, and meanwhile no other thread runs
-            self.say("loading PyTorch")
-
-    def say(self, what: str) -> None:
-        """Print that the command does ``what``, unless it has printed already."""
-        if not self.is_said:
-            self.is_said = True
-            print(f"distcore {self.command}: {what}", file=sys.stderr, flush=True)
+SILENCE = 1.0
+"""Seconds after which a command says that it is at work. An import may hold the interpreter for as long again."""
 
 
 @contextmanager
@@ -38,11 +18,11 @@ def first_line(command: str) -> Iterator[None]:
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    line = FirstLine(command)
-    sys.meta_path.insert(0, line)
-    line.timer.start()
+    line = f"distcore {command}: starting"
+    timer = threading.Timer(SILENCE, print, (line,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        line.timer.cancel()
-        sys.meta_path.remove(line)
+        timer.cancel()

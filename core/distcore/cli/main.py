@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import re
 import select
@@ -22,7 +21,6 @@ from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
 from distcore.deprecation import print_on_one_line
 from distcore.errors import INTERRUPTED, ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
-from distcore.garbage import RARE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         print_on_one_line()
-        gc.set_threshold(*RARE)
     try:
         try:
             return run(given, is_program=argv is None)

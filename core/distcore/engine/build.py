@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distcore import garbage
 from distcore.config import RunConfig
 from distcore.engine.frozen import with_frozen
 from distcore.engine.module_checks import check_module
@@ -39,8 +38,7 @@ def build_run(
     With ``training=False`` the run only evaluates and has neither of them. ``proof`` copies the built model. Raises
     ConfigError if the model lacks gradient checkpointing, StrategyError if the strategy returns no optimizer.
     """
-    with garbage.spare_modules():
-        built = hooks.build_model(config, world, model_source(config, task, data))
+    built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
     if training:
         check_module(config, hooks.capabilities, module)

@@ -205,11 +205,8 @@ def what_is_saved(config: RunConfig) -> str:
 def _train_here(resolved: Resolved) -> Report:
     from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
-    from distcore.model.deferred_imports import defer_imports
 
     is_rank = resolved.config.nproc == 1 and not resolved.config.max_restarts
-    if is_rank and resolved.config.compile == "off":
-        defer_imports()
     data = check(resolved)
     with write_pid_file():
         if is_rank:
