@@ -27,7 +27,7 @@ from distcore.jobs import predict
 from distcore.jobs.evaluate import config_for
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.plugin.strategy.hookspecs import Events, Operations
-from distcore.plugin.task.looked_up import METHODS
+from distcore.plugin.task.methods import METHODS
 from distcore.plugin.task.spec import TaskSpec
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy

@@ -55,7 +55,7 @@ def test_a_question_to_a_task_is_seen(line: str) -> None:
 
 def test_a_task_is_asked_in_one_module() -> None:
     declared = {"plugin/task/task.py"}  # metrics of a class, which help shows without importing torch
-    assert asking({"task"}) - declared == {"plugin/task/looked_up.py"}
+    assert asking({"task"}) - declared == {"plugin/task/methods.py"}
 
 
 def test_a_dataset_is_asked_in_one_module() -> None:

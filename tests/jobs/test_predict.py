@@ -205,9 +205,9 @@ def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
 
 def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_else_there_is() -> None:
     with pytest.raises(TaskError, match=r"lacks row_columns\(\), unlabeled\(\), predictions\(\): add them; docs/"):
-        BoundTask.of(Simple()).check_predicts_rows("digits.py:Digits")
+        BoundTask.of(Simple()).predictions.check_without_labels("digits.py:Digits")
     with pytest.raises(TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"):
-        BoundTask.of(Simple()).check_predicts_rows("digits")
+        BoundTask.of(Simple()).predictions.check_without_labels("digits")
 
 
 @pytest.mark.needs("distcore-tasks", "distcore-workbench")

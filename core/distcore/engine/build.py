@@ -60,11 +60,11 @@ def build_run(
         scaler=scaler_for(config, hooks.capabilities, world),
         strategy_state=built.state,
         base=base,
-        tally=Tally((*bound.logs, *bound.phases, *hooks.logs)),
+        tally=Tally((*bound.logs, *bound.losses.phases, *hooks.logs)),
         facts={"model": model_size(module), "micro_batches": cut(config)},
     )
     hooked = hooked_parameters(module) if training else set()
-    wrapped = hooks.wrap_model(run, module, optimizer_factory(config, bound.phases) if training else None)
+    wrapped = hooks.wrap_model(run, module, optimizer_factory(config, bound.losses.phases) if training else None)
     refuse_lost_hooks(config.strategy, module, hooked)
     if bound.has("frozen"):
         run = with_frozen(replace(run, model=wrapped.model), hooks, bound, data)

@@ -21,10 +21,11 @@ from distcore.model.averages import use_average
 from distcore.plugin.batching.sampling import evaluation_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask, Evaluate
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.outputs import Collected, Collector, InOrder, gather
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Dataset, Datasets, Task
+from distcore.plugin.task.task_evaluation import Evaluate
 from distcore.resolve.resolve import best_metric
 
 log = logging.getLogger("distcore")
@@ -47,10 +48,10 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
     with use_average(run, hooks):
-        collected = collect(run, hooks, dataset, bound.evaluation(run), repeats=run.optimizer is None)
+        collected = collect(run, hooks, dataset, bound.evaluation.of_run(run), repeats=run.optimizer is None)
     return Evaluation(
         outputs=collected.outputs,
-        metrics=agree_on_metrics(run, hooks, bound.metrics(collected, dataset, data)),
+        metrics=agree_on_metrics(run, hooks, bound.evaluation.metrics(collected, dataset, data)),
         evaluated=len(dataset),  # else ``collect`` had raised
         unique=len(dataset),
         dataset_size=len(dataset),
@@ -105,13 +106,13 @@ def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     for name, rows in (data.evaluations or {"": data.evaluation}).items():
         collected = Collected()
         if len(rows):
-            [first] = forward_all(run, hooks, rows, bound.evaluation(run), sanity=True)
+            [first] = forward_all(run, hooks, rows, bound.evaluation.of_run(run), sanity=True)
             collected = replace(first, outputs={key: _repeated(one, len(rows)) for key, one in first.outputs.items()})
         try:
-            reported |= {f"{name}/{key}".removeprefix("/") for key in bound.metrics(collected, rows, data)}
+            reported |= {f"{name}/{key}".removeprefix("/") for key in bound.evaluation.metrics(collected, rows, data)}
         except TaskError as error:
             raise TaskError(f"evaluation set {name!r}: {error}" if name else str(error)) from error
-        bound.try_predictions(collected.outputs, replace(data, test=rows))
+        bound.predictions.try_lines(collected.outputs, replace(data, test=rows))
     best = best_metric(run.config, bound, data)
     if best is not None and best not in reported and run.world.is_main:  # the task declares no metrics
         log.warning(

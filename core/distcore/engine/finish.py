@@ -61,9 +61,9 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
         target = out / "report.json"
         former = {} if speed else _measured_before(target, report)  # nothing was trained now
         target.write_text(strict_json({**report, **former}, indent=1), encoding="utf-8")
-        if task.predicts:
+        if task.predictions.are_written:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(task.predictions(tested.outputs, data))
+                file.writelines(task.predictions.lines(tested.outputs, data))
 
     on_main(run, hooks, write)
     if run.compiled and run.config.compile != "off":

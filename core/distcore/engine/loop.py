@@ -48,7 +48,7 @@ def steps(
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = passes_of(hooks, bound, autocast)
-    task_loss = bound.loss_that_logs(run.log)
+    task_loss = bound.losses.that_logs(run.log)
     checked_until = progress.step + run.config.data_guard_steps  # a check costs a gather and a second collation
     set_mode(run, training=True)
     with use_row_masks(run) as masks, Prefetcher(run.world.device) as prefetcher:
@@ -169,7 +169,7 @@ class Step:
 
 def passes_of(hooks: Hooks, task: BoundTask, autocast: AbstractContextManager[object]) -> Passes:
     """Return the function that runs forward and backward over all micro-batches of a step."""
-    if task.whole_batch:
+    if task.losses.whole_batch:
         return hooks.passes_or(partial(train_whole_batch, hooks, task, autocast))
     return hooks.passes_or(partial(train_step, hooks))
 

@@ -30,7 +30,7 @@ class OwnStep:
         self._run = run
         self._hooks = hooks
         self._step = step
-        self._task_loss = task.loss_that_logs(run.log)
+        self._task_loss = task.losses.that_logs(run.log)
         self._seed = torch.initial_seed()
         self._last = True
         self.result: StepResult | None = None
@@ -112,7 +112,7 @@ def _in_phases(run: Run, hooks: Hooks, task: BoundTask) -> Update:
     All phases share one optimizer, which steps only parameters with a gradient. The gradient norm covers all phases.
     """
     trained = {name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
-    names, losses = parameters_by_phase(task.phases, trained), task.losses_of_phases(run.log)
+    names, losses = parameters_by_phase(task.losses.phases, trained), task.losses.of_phases(run.log)
 
     def idle(phase: str) -> list[nn.Parameter]:
         return [p for name, p in run.module.named_parameters() if name in trained and name not in names[phase]]

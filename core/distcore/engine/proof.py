@@ -38,10 +38,11 @@ from distcore.model.row_dropout import other_generators
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Progress, Run, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask, Evaluate
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.outputs import Collected
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Datasets, Task
+from distcore.plugin.task.task_evaluation import Evaluate
 
 log = logging.getLogger("distcore")
 
@@ -244,7 +245,7 @@ class Proof:
         if not len(dataset):
             return
         self._evaluated_rows = first_micro_batch(run, hooks, dataset).indices
-        [seen] = forward_all(run, hooks, dataset, self._bound.evaluation(run), sanity=True)
+        [seen] = forward_all(run, hooks, dataset, self._bound.evaluation.of_run(run), sanity=True)
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
 
@@ -288,7 +289,7 @@ class Proof:
             capabilities=replace(run.capabilities, shards_parameters=False),
             compiled=None,
         )
-        evaluate: Evaluate = plain.task.evaluation(alone)
+        evaluate: Evaluate = plain.task.evaluation.of_run(alone)
         batch = to_device(plain.data.evaluation.batch(rows), run.world.device)
         autocast = autocast_for(config, run.capabilities, run.world, evaluates=True)
         before = other_generators()
@@ -388,7 +389,7 @@ class Proof:
         """Return the sentence about a job in which one plain process depends on how it cuts a batch."""
         assert self._plain is not None
         plain = self._plain
-        if plain.task.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
+        if plain.task.losses.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
             return ""
         plain.reset()
         halved = between(replay(plain, run, self._steps, parts=2), expected, plain)

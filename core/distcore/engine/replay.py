@@ -194,11 +194,13 @@ class _Replayer:
     def __init__(self, plain: PlainCopy, run: Run, parts: int, backwards: bool) -> None:
         self._plain, self._run, self._parts, self._backwards = plain, run, parts, backwards
         config, task, model = plain.config, plain.task, plain.model
-        self._optimizer = optimizer_factory(config, task.phases)(model)
+        self._optimizer = optimizer_factory(config, task.losses.phases)(model)
         self._schedule = scheduler_for(config, self._optimizer, run.total_steps, run.steps_per_epoch)
         self._trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._by_phase = parameters_by_phase(task.phases, self._trained)
-        self._losses = task.losses_of_phases(_not_logged) if self._by_phase else {"": task.loss_that_logs(_not_logged)}
+        self._by_phase = parameters_by_phase(task.losses.phases, self._trained)
+        self._losses = (
+            task.losses.of_phases(_not_logged) if self._by_phase else {"": task.losses.that_logs(_not_logged)}
+        )
         self.draws = ""
         self.habits = Habits(hooked=min(hooked_parameters(model), default=""))
 
@@ -206,7 +208,7 @@ class _Replayer:
         """Yield number, epoch and rows of each step."""
         plan = training_plan(self._plain.config, self._plain.data.train)
         for number, (epoch, rows) in enumerate(islice(global_batches(plan), steps)):
-            in_order = np.sort(rows) if self._plain.task.whole_batch else rows
+            in_order = np.sort(rows) if self._plain.task.losses.whole_batch else rows
             yield number, epoch, in_order[::-1].copy() if self._backwards else in_order
 
     def step(self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None) -> tuple[float, float]:
@@ -249,8 +251,8 @@ class _Replayer:
 
     def _share(self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, batch: Batch, loss: Loss) -> Tensor:
         task, model = self._plain.task, self._plain.model
-        if task.whole_batch:
-            return task.batch_loss(task.embed(model, batch), torch.as_tensor(part))
+        if task.losses.whole_batch:
+            return task.losses.batch_loss(task.losses.embed(model, batch), torch.as_tensor(part))
         losses = loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
         total, further = terms(losses)
         share = _mean(total, dataset.items, rows)

@@ -121,7 +121,7 @@ def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -
     set_mode(run, training=False)
     eager = nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
     with eager, autocast_for(run.config, run.capabilities, run.world):  # code for some rows alone would be wasted
-        losses = task.row_losses(run.model, batch)
+        losses = task.losses.row_losses(run.model, batch)
     set_mode(run, training=True)
     return losses.float()
 

@@ -17,7 +17,7 @@ def unscaled_loss(run: Run, task: BoundTask) -> StepLoss:
     one_item_per_row = ConstantColumn(1, 1)
     shares = Shares(items=1, scale=1.0, terms=dict.fromkeys(task.logs, (1.0, one_item_per_row)))
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    return Step(run, [], shares, _no_passes, autocast, masks=None).scaled(task.loss)
+    return Step(run, [], shares, _no_passes, autocast, masks=None).scaled(task.losses.unlogged)
 
 
 def _no_passes(*_: object) -> Tensor:

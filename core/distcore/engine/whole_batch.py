@@ -49,7 +49,7 @@ def train_whole_batch(
         masks = current_masks()
         by_row = masks.begin_rows(micro.indices, run.world.device, batch) if masks else nullcontext()
         with by_row, autocast:
-            embeddings = task.embed(run.model, on_device(run, batch))
+            embeddings = task.losses.embed(run.model, on_device(run, batch))
         if (rows := len(next(iter(embeddings.values())))) != len(micro.indices):
             raise TaskError(f"task: embed() returned {rows} rows for {len(micro.indices)}; expected tensors (n, …)")
         return embeddings
@@ -93,7 +93,7 @@ def _gradients(
     rows, by_row = gathered.pop(INDEX)[order].sort(stable=True)
     leaves = {name: value[order][by_row].requires_grad_() for name, value in gathered.items()}
     run.tally.muted = False
-    loss = task.batch_loss(leaves, rows, run.log)
+    loss = task.losses.batch_loss(leaves, rows, run.log)
     given = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     # Rows of a padding micro-batch are not there: any place serves, because their share of the loss is 0.
     at = torch.searchsorted(numbers, serials.to(numbers.device)).clamp(max=len(numbers) - 1)

@@ -87,11 +87,11 @@ class ProofRows:
     def losses(self, module: nn.Module) -> Tensor:
         """Return the loss of each row, or one loss of all, in float64; ``module`` answers as the trained model does."""
         with _evaluating(module):
-            return self.task.row_losses(module, self.batch).detach().double().cpu()
+            return self.task.losses.row_losses(module, self.batch).detach().double().cpu()
 
     def mean(self, losses: Tensor) -> float:
         """Return the mean over items."""
-        return losses.sum().item() / (1.0 if self.task.whole_batch and len(losses) == 1 else self.items)
+        return losses.sum().item() / (1.0 if self.task.losses.whole_batch and len(losses) == 1 else self.items)
 
 
 def proof_rows(task: BoundTask, config: RunConfig, job_state: Mapping[str, Any], module: nn.Module) -> ProofRows | str:

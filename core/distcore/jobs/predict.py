@@ -103,7 +103,7 @@ def check(
     """Read and check all rows once, and an unfinished ``out``; writes nothing, raises DistcoreError."""
     resolved = resolve_here(config, training=False, task=task)
     predicting = resolved.task
-    predicting.check_predicts_rows(resolved.config.task)
+    predicting.predictions.check_without_labels(resolved.config.task)
     facts: dict[str, object] = {
         "checkpoint": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
         "data file": prediction_rows.content(file),
@@ -118,7 +118,7 @@ def check(
     check_task_files(path, job_state)
     warn_of_changed_sources(path, job_state, resolved.config)
     data = predicting.data_of(path, resolved.config)
-    rows = sum(len(predicting.unlabeled(window, data).test) for window in prediction.windows(predicting))
+    rows = sum(len(predicting.predictions.unlabeled(window, data).test) for window in prediction.windows(predicting))
     if not rows:
         raise DataError(f"data file {file}: holds no rows")
     return replace(prediction, rows=rows)
@@ -154,9 +154,9 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     done = int(broadcast_from_main(run, hooks, str(begun or 0)))
     if done and world.is_main:
         log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
-    evaluate_batch, said = task.evaluation(run, labeled=False), time.monotonic()
+    evaluate_batch, said = task.evaluation.of_run(run, labeled=False), time.monotonic()
     for rows in prediction.windows(task, skip=done):
-        named = task.unlabeled(rows, data)
+        named = task.predictions.unlabeled(rows, data)
         with explain_mixed_devices(run, hooks), attention_of(world.device, data.test.lengths):
             collected = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, collected.outputs, named, rows)
@@ -169,4 +169,4 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
 
 
 def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
-    out.add(task.unlabeled_lines(outputs, data, rows))
+    out.add(task.predictions.unlabeled_lines(outputs, data, rows))

@@ -63,8 +63,8 @@ def _of_folder(folder: Path) -> str:
 
 
 def _records(task: BoundTask, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-    opened = task.open_rows(source, others)
-    return opened if opened is not None else _reader(source).read(source, {**task.row_columns(), **others})
+    opened = task.predictions.open_rows(source, others)
+    return opened if opened is not None else _reader(source).read(source, {**task.predictions.row_columns(), **others})
 
 
 def _reader(source: Path) -> Reader:

@@ -90,7 +90,7 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
     some layers only; a task names them in its phases. A model that cannot be built on the meta device is checked later,
     by the ranks.
     """
-    phases = BoundTask.of(task).phases
+    phases = BoundTask.of(task).losses.phases
     if not (isinstance(strategy, ChecksModel) or phases or _names_layers(config)):
         return
     with suppress(MetaModelError):

@@ -54,7 +54,7 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
 def check_task(config: RunConfig, declared: Capabilities, task: BoundTask, training: bool = True) -> None:
     """Raise ConfigError if the task calls models, or steps parameters, in a way that the strategy does not declare."""
     has = "frozen models" if task.has("frozen") else "a loss over the global batch"
-    calls, own = task.has("frozen") or task.whole_batch, training and task.has("train_step")
+    calls, own = task.has("frozen") or task.losses.whole_batch, training and task.has("train_step")
     why = declared.why_not_phases or "a step may change parameters of another phase"
     for name, asked, does, lacks in (
         ("calls_any_time", calls, f"has {has}", "calls the model in a pipeline only"),

@@ -83,22 +83,22 @@ class TaskLab:
         """
         run = replace(self._run(model), module=module or model)
         set_mode(run, training=False)
-        outputs, sums = self.task.evaluation(run)(self._consult(batch), rows)
+        outputs, sums = self.task.evaluation.of_run(run)(self._consult(batch), rows)
         collector = Collector()
         collector.add(np.arange(rows), outputs, sums, counts=True)
         return collector.joined()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch, summed over its items."""
-        return terms(self.task.loss(model, self._consult(batch)))[0]
+        return terms(self.task.losses.unlogged(model, self._consult(batch)))[0]
 
     def loss_of_phase(self, phase: str, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of one phase for a batch, summed over its items."""
-        return terms(self.task.losses_of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
+        return terms(self.task.losses.of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
 
     def all_terms(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss and its additional terms, and these by name."""
-        loss, further = terms(self.task.loss(model, self._consult(batch)))
+        loss, further = terms(self.task.losses.unlogged(model, self._consult(batch)))
         return sum(further.values(), loss), further
 
     def evaluate_few(self, model: nn.Module) -> tuple[Datasets, Collected]:
@@ -110,7 +110,7 @@ class TaskLab:
     @torch.no_grad()
     def embeddings(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the embeddings of each row for a loss over the global batch."""
-        return self.task.embed(model, self._consult(batch))
+        return self.task.losses.embed(model, self._consult(batch))
 
     @cached_property
     def _consult(self) -> Callable[[Batch], Batch]:

@@ -89,7 +89,7 @@ def draws_no_numbers(lab: TaskLab) -> Measured:
 def _place_of_draws(lab: TaskLab) -> str:
     """Return where a forward pass with its loss draws random numbers; empty if it draws none."""
     model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
-    compute = lab.embeddings if lab.task.whole_batch else lab.all_terms
+    compute = lab.embeddings if lab.task.losses.whole_batch else lab.all_terms
     compute(model, batch)  # a first call may build frozen models
     before = other_generators()
     with CountsDraws() as drawn:  # type: ignore[no-untyped-call]
@@ -102,7 +102,10 @@ def _place_of_draws(lab: TaskLab) -> str:
 @task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
     """Loss and gradient of a batch, additional terms included, are the sums over its rows alone, with dropout off."""
-    needs(not lab.task.whole_batch, "the loss is one over the global batch: embeds-rows-alone measures what it reads")
+    needs(
+        not lab.task.losses.whole_batch,
+        "the loss is one over the global batch: embeds-rows-alone measures what it reads",
+    )
     needs(not _place_of_draws(lab), "the loss draws at random: draws-no-numbers says where")
     rows = lab.rows(lab.data.train)
     whole, parts, batch = lab.build(), lab.build(), lab.data.train.batch(rows)
@@ -128,7 +131,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def embeds_rows_alone(lab: TaskLab) -> Measured:
     """An embedding that a loss over the global batch reads depends on its row alone, with dropout off."""
-    needs(lab.task.whole_batch, "the loss is a sum over rows")
+    needs(lab.task.losses.whole_batch, "the loss is a sum over rows")
     needs(not _place_of_draws(lab), "the embedding draws at random: draws-no-numbers says where")
     rows, model = lab.rows(lab.data.train), lab.build()
     together = lab.embeddings(model, lab.data.train.batch(rows))
@@ -143,7 +146,7 @@ def embeds_rows_alone(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def terms_count(lab: TaskLab) -> Measured:
     """The additional terms of the loss are declared in ``logs``, and rows have counts of no other names."""
-    needs(not lab.task.whole_batch, "the loss is one over the global batch")
+    needs(not lab.task.losses.whole_batch, "the loss is one over the global batch")
     given = set(lab.all_terms(lab.build(), lab.data.train.batch(lab.rows(lab.data.train)))[1])
     wrong = sorted((given - {*lab.task.logs}) | (counts_of(lab.data.train).keys() - given))
     return Measured(error=len(wrong), bound=EXACT, note=f"not declared, or counted and not there: {wrong or 'none'}")
@@ -155,7 +158,7 @@ def phases_reach_theirs(lab: TaskLab) -> Measured:
     needs(lab.task.has("phases"), "the task has no phases()")
     model, wrong = lab.build(), []
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for phase, names in parameters_by_phase(lab.task.phases, trained).items():
+    for phase, names in parameters_by_phase(lab.task.losses.phases, trained).items():
         launcher = Launcher(model)
         lab.loss_of_phase(phase, launcher, lab.data.train.batch(lab.rows(lab.data.train))).backward()  # type: ignore[no-untyped-call]
         wrong += [f"{phase}: {launcher.calls} calls"] if launcher.calls != 1 else []
@@ -166,11 +169,11 @@ def phases_reach_theirs(lab: TaskLab) -> Measured:
 @task_law("gradient")
 def loss_counts_items(lab: TaskLab) -> Measured:
     """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
-    needs(not lab.task.whole_batch, "the loss is one over the global batch")
+    needs(not lab.task.losses.whole_batch, "the loss is one over the global batch")
     needs(not lab.task.has("phases"), "the loss is a sum over phases")
     model = lab.build()
     few, collected = lab.evaluate_few(model)
-    reported = lab.task.metrics(collected, few.evaluation, few).get("loss")
+    reported = lab.task.evaluation.metrics(collected, few.evaluation, few).get("loss")
     if not isinstance(reported, int | float):
         raise Skip("the task reports no loss")
     with torch.no_grad():
@@ -260,19 +263,19 @@ def asks_no_wrapper(lab: TaskLab) -> Measured:
 def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the same names without rows."""
     few, collected = lab.evaluate_few(lab.build())
-    metrics = lab.task.metrics(collected, few.evaluation, few)
+    metrics = lab.task.evaluation.metrics(collected, few.evaluation, few)
     declared = lab.task.declared_metrics
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
-    missing += [name for name in declared if name not in lab.task.metrics(Collected(), few.evaluation, few)]
+    missing += [name for name in declared if name not in lab.task.evaluation.metrics(Collected(), few.evaluation, few)]
     return _none_of(missing, "not there or no number")
 
 
 @task_law("evaluation")
 def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
-    needs(lab.task.predicts, "the task has no predictions()")
+    needs(lab.task.predictions.are_written, "the task has no predictions()")
     few, collected = lab.evaluate_few(lab.build())
-    lines, rows = len(list(lab.task.predictions(collected.outputs, few))), len(few.evaluation)
+    lines, rows = len(list(lab.task.predictions.lines(collected.outputs, few))), len(few.evaluation)
     return Measured(error=abs(lines - rows), bound=EXACT, note=f"{lines} lines for {rows} rows")
 
 

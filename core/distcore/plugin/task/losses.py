@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore.errors import TaskError
-from distcore.plugin.task.looked_up import LookedUp
+from distcore.plugin.task.methods import TaskMethods
 from distcore.plugin.task.outputs import checked_losses
 from distcore.plugin.task.phases import Phase
 from distcore.plugin.task.task import Batch, Losses
@@ -40,52 +40,60 @@ class SumOfRows:
         return checked(losses).sum(), sums_of_others
 
 
-class TaskLosses(LookedUp):
-    """A task with its losses; results are checked."""
+class TaskLosses:
+    """The losses of a task; results are checked."""
+
+    def __init__(self, methods: TaskMethods) -> None:
+        self._methods = methods
+
+    @property
+    def whole_batch(self) -> bool:
+        """True if the loss is over the global batch. A task switches this off by ``whole_batch = False``."""
+        return self._methods.has("embed", "batch_loss") and bool(self._methods.declared("whole_batch", True))
 
     @cached_property
     def phases(self) -> Mapping[str, Phase]:
         """The phases of a step by name, possibly none. Raises TaskError for another type."""
-        phases: Mapping[str, Phase] = self._call("phases", {})
+        phases: Mapping[str, Phase] = self._methods.call("phases", {})
         if not isinstance(phases, Mapping) or not all(isinstance(phase, Phase) for phase in phases.values()):
             raise TaskError(f"task: phases() returned {phases!r:.80}; expected a dict of distcore.Phase")
-        if self.has("phases") and (not phases or self.whole_batch):
+        if self._methods.has("phases") and (not phases or self.whole_batch):
             why = "has both phases() and batch_loss()" if phases else "phases() returned none"
-            raise TaskError(f"task {self.name}: {why}; a step needs one kind of loss")
+            raise TaskError(f"task {self._methods.name}: {why}; a step needs one kind of loss")
         return phases
 
-    def losses_of_phases(self, log: Log) -> dict[str, Loss]:
+    def of_phases(self, log: Log) -> dict[str, Loss]:
         """Return the loss of each phase, which logs by ``log`` if it has an argument of this name."""
         return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
 
     def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
-        each = [terms(loss(model, batch)) for loss in self.losses_of_phases(_unlogged).values()]
+        each = [terms(loss(model, batch)) for loss in self.of_phases(_unlogged).values()]
         return sum((loss for loss, _ in each), torch.zeros(())), {k: v for _, more in each for k, v in more.items()}
 
     @cached_property
-    def loss(self) -> Loss:
+    def unlogged(self) -> Loss:
         """The task's ``loss``, or the sum of its ``row_loss``, without logging; raises TaskError if it has neither.
 
         A loss over the global batch is computed for one micro-batch alone; losses of phases are added.
         """
-        return self.loss_that_logs(_unlogged)
+        return self.that_logs(_unlogged)
 
-    def loss_that_logs(self, log: Log) -> Loss:
-        """Return ``loss``, which logs by ``log`` if it has an argument of this name."""
+    def that_logs(self, log: Log) -> Loss:
+        """Return the loss, which logs by ``log`` if it has an argument of this name."""
         if self.whole_batch:
             return self._loss_of_micro_batch
-        if self.has("phases"):
+        if self._methods.has("phases"):
             return self._sum_of_phases
-        if self.has("loss"):
-            own: Loss = _logging(self._own["loss"], log)
+        if self._methods.has("loss"):
+            own: Loss = _logging(self._methods["loss"], log)
             return own
-        if not self.has("row_loss"):
-            raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
-        return SumOfRows(self._own["row_loss"], log)
+        if not self._methods.has("row_loss"):
+            raise TaskError(f"task {self._methods.name}: has neither loss() nor row_loss(); it needs one of them")
+        return SumOfRows(self._methods["row_loss"], log)
 
     def embed(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the embeddings of each row for the loss, fp32, ``(n, …)`` by name; raises TaskError for others."""
-        embeddings = self._own["embed"](model, batch)
+        embeddings = self._methods["embed"](model, batch)
         if not isinstance(embeddings, Mapping) or not embeddings:
             raise TaskError(f"task: embed() returned {type(embeddings).__name__}; expected a dict of tensors (n, …)")
         sizes = {len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in embeddings.values()}
@@ -99,23 +107,24 @@ class TaskLosses(LookedUp):
 
     def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor, log: Log = _unlogged) -> Tensor:
         """Return the loss of all rows of a global batch, a scalar; raises TaskError for anything else."""
-        loss = _logging(self._own["batch_loss"], log)(embeddings, rows)
+        loss = _logging(self._methods["batch_loss"], log)(embeddings, rows)
         if not isinstance(loss, Tensor) or loss.dim():
             raise TaskError(f"task: batch_loss() returned {type(loss).__name__}; expected a tensor without dimensions")
         return loss
 
     def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each row, ``(n,)``, or the sum, ``(1,)``, if the task has only a summed loss."""
-        if self.has("outputs"):
-            losses = self._own["outputs"](model, batch).get("loss")
+        if self._methods.has("outputs"):
+            losses = self._methods["outputs"](model, batch).get("loss")
             if isinstance(losses, Tensor):
                 return losses
-        elif self.has("row_loss"):
-            return self._row_loss(model, batch)
-        return terms(self.loss(model, batch))[0][None]
+        elif self._methods.has("row_loss"):
+            return self.of_each_row(model, batch)
+        return terms(self.unlogged(model, batch))[0][None]
 
-    def _row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return row_losses_alone(self._own["row_loss"], model, batch)
+    def of_each_row(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return ``row_loss`` of each row, ``(n,)``, without logging."""
+        return row_losses_alone(self._methods["row_loss"], model, batch)
 
 
 def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -122,7 +122,7 @@ class RunModel(TemplateLM):  # type: ignore[misc]
 
     def _collect(self, task: Task, rows: Dataset, labeled: bool = True) -> dict[str, Any]:
         """Evaluate rows once over all ranks; return outputs in their order."""
-        evaluate = BoundTask.of(task).evaluation(self._run, labeled=labeled)
+        evaluate = BoundTask.of(task).evaluation.of_run(self._run, labeled=labeled)
         return dict(collect(self._run, self.hooks, rows, evaluate).outputs)
 
 
