@@ -51,7 +51,7 @@ from distcore.resolve import strategies
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 
 PUBLISHED = 1e-5
 NUMBERS = Path(__file__).parents[1] / "docs/any-to-any.json"
@@ -195,7 +195,7 @@ def start(setting: Setting, sources: dict[str, str | None], folder: str) -> str 
 
 def distance(weights: Path, expected: Path) -> float:
     """Return the largest relative distance of a tensor between two checkpoints."""
-    return apart(checkpoint.read_tensors(weights), checkpoint.read_tensors(expected))[0]
+    return largest_difference(checkpoint.read_tensors(weights), checkpoint.read_tensors(expected))[0]
 
 
 def rows_seen(folder: str, setting: Setting, source: str, first: int, end: int) -> Counter[tuple[int, int]]:

@@ -37,7 +37,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from distcore.testing.findings import EXACT, FORWARD, FP32
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 
 HERE = Path(__file__).parent
 NUMBERS, PAGE = HERE.parent / "docs/rivals.json", HERE.parent / "docs/laws.md"
@@ -141,7 +141,9 @@ def measure(rival: str, python: str, folder: Path) -> dict[str, float | str]:
             errors[case] = _misplaced(ours / "partitions.json", references / "partitions.json")
             continue
         against = ours / f"{case}-whole" if case in ("mid-epoch", "with-dropout") else references / case
-        errors[case] = apart(load_file(ours / case), load_file(against))[0] if (ours / case).is_file() else "failed"
+        errors[case] = (
+            largest_difference(load_file(ours / case), load_file(against))[0] if (ours / case).is_file() else "failed"
+        )
     return errors
 
 

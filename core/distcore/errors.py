@@ -140,7 +140,7 @@ def _with_keys(message: str) -> str:
     return FLAG.sub(key, message)
 
 
-def here_it_is(word: str, known: Container[str]) -> str:
+def hint_from_other_libraries(word: str, known: Container[str]) -> str:
     """Return a hint if other libraries have the flag or key ``word``, and ``known`` has its like here."""
     table = dict(line.split(maxsplit=1) for line in OTHERS.read_text(encoding="utf-8").splitlines())
     flag, _, key = table.get(f"--{word.lstrip('-')}".replace("_", "-"), "").partition(" | ")

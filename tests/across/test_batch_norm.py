@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from distcore import ConfigError, RunConfig, Simple, TaskError, load_config, train
 from distcore.checkpoint import read_tensors
 from distcore.plugin.batching.sampling import training_plan
-from distcore.testing.reference import apart, state_of
+from distcore.testing.reference import largest_difference, state_of
 
 STEPS = 6
 CONFIG: dict[str, Any] = {
@@ -96,7 +96,7 @@ def run(out: Path, task: Any = None, **changes: Any) -> dict[str, Tensor]:
 @pytest.mark.needs("distcore-tasks")
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
-    assert apart(run(tmp_path / "run", micro_batch_size=size), plain())[0] <= 1e-6
+    assert largest_difference(run(tmp_path / "run", micro_batch_size=size), plain())[0] <= 1e-6
 
 
 @pytest.mark.ranks
@@ -119,7 +119,7 @@ def test_micro_batches_change_nothing(size: int, tmp_path: Path) -> None:
 )
 def test_ranks_change_nothing(strategy: str, options: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
     changed = {"strategy": strategy, "strategy_options": options, "nproc": 2} | changes
-    assert apart(run(tmp_path / "run", **changed), plain())[0] <= 1e-6
+    assert largest_difference(run(tmp_path / "run", **changed), plain())[0] <= 1e-6
 
 
 class LastAlone(Blobs):
@@ -142,7 +142,7 @@ def test_a_step_of_one_row_is_refused(strategy: str, ranks: int, tmp_path: Path)
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2)])
 def test_recomputation_counts_no_row_twice(strategy: str, ranks: int, tmp_path: Path) -> None:
     ended = run(tmp_path / "run", Blobs(recomputes=True), strategy=strategy, nproc=ranks)
-    assert apart(ended, plain())[0] <= 1e-6
+    assert largest_difference(ended, plain())[0] <= 1e-6
 
 
 @pytest.mark.needs("distcore-tasks")
@@ -158,7 +158,7 @@ def test_without_the_extension_a_recomputed_micro_batch_counts_once(tmp_path: Pa
         )
         for recomputes in (False, True)
     )
-    assert apart(again, once)[0] == 0
+    assert largest_difference(again, once)[0] == 0
 
 
 class FrozenBody(Blobs):
@@ -189,14 +189,14 @@ def test_a_loss_over_the_global_batch_reads_one_statistic(tmp_path: Path) -> Non
     single, ddp = (
         run(tmp_path / name, WholeBlobs(), strategy=name, nproc=ranks) for name, ranks in (("single", 1), ("ddp", 2))
     )
-    assert apart(ddp, single)[0] <= 1e-6
+    assert largest_difference(ddp, single)[0] <= 1e-6
 
 
 @pytest.mark.ranks
 @pytest.mark.needs("distcore-tasks", "distcore-ddp")
 def test_without_the_extension_ranks_have_statistics_of_their_own(tmp_path: Path) -> None:
     ended = run(tmp_path / "run", strategy="ddp", nproc=2, extensions={"progress": False, "batch_norm": False})
-    assert apart(ended, plain())[0] > 1e-3
+    assert largest_difference(ended, plain())[0] > 1e-3
 
 
 @pytest.mark.needs("distcore-tasks")

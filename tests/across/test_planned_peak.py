@@ -11,7 +11,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/planned_memory.py"
 
 
-def apart(*flags: str) -> dict[str, float]:
+def largest_difference(*flags: str) -> dict[str, float]:
     """How far plan and allocator are apart, in percent, by row of the benchmark's table."""
     done = subprocess.run([sys.executable, BENCHMARK, *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -22,7 +22,7 @@ def apart(*flags: str) -> dict[str, float]:
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_the_peak_is_the_allocators() -> None:
-    distances = apart("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
+    distances = largest_difference("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
     assert len(distances) == 3
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
@@ -33,7 +33,7 @@ def test_the_peak_is_the_allocators() -> None:
 def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
     """Under DDP it is in the second one: gradients live beside the buckets until the last."""
     shape = ("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
-    distances = apart(*shape, "--micro-batches", "3", "--strategies", "ddp,fsdp")
+    distances = largest_difference(*shape, "--micro-batches", "3", "--strategies", "ddp,fsdp")
     assert len(distances) == 2
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
@@ -42,7 +42,7 @@ def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
 @pytest.mark.programs
 @pytest.mark.ranks
 def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> None:
-    distances = apart(
+    distances = largest_difference(
         "--kinds", "resnet", "--scale", "tiny", "--strategies", "single", "--shapes", "4x64", "--checkpointing", "off"
     )
     assert len(distances) == 1
@@ -55,7 +55,7 @@ def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> Non
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str) -> None:
-    distances = apart("--strategies", strategy)
+    distances = largest_difference("--strategies", strategy)
     assert len(distances) == 16
     assert {name: value for name, value in distances.items() if abs(value) > 1} == {}
 
@@ -68,7 +68,7 @@ def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str)
 )
 def test_other_strategies_are_within_their_bounds(strategy: str) -> None:
     """The benchmark ends with an error beyond what it publishes for the strategy."""
-    assert len(apart("--kinds", "llama", "--strategies", strategy, "--shapes", "4x64")) == 2
+    assert len(largest_difference("--kinds", "llama", "--strategies", strategy, "--shapes", "4x64")) == 2
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import distcore
 from distcore import ConfigError, DistcoreError, RankInfo, RunConfig, TaskError, launch, train
 from distcore.checkpoint import read_tensors
 from distcore.testing.problem import Problem
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 
 PAGE = Path(__file__).parents[2] / "docs/session.md"
 X = torch.linspace(-3, 3, 200)[:, None]
@@ -90,7 +90,7 @@ def trained(folder: Path) -> tuple[dict[int, float], dict[str, Tensor]]:
 def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
     losses = run(folder, "python", "own_loop.py", "single", "one")
     assert losses == pytest.approx(trained[0], rel=1e-6)
-    assert apart(last(folder / "one"), trained[1])[0] == 0
+    assert largest_difference(last(folder / "one"), trained[1])[0] == 0
 
 
 @pytest.mark.ranks
@@ -101,7 +101,7 @@ def test_the_loop_of_the_page_equals_train(folder: Path, trained: Any) -> None:
 def test_on_two_ranks_too(strategy: str, folder: Path, trained: Any) -> None:
     losses = run(folder, "torchrun", "--nproc-per-node", "2", "own_loop.py", strategy, strategy)
     assert losses == pytest.approx(trained[0], rel=1e-6)
-    assert apart(last(folder / strategy), trained[1])[0] < 1e-6
+    assert largest_difference(last(folder / strategy), trained[1])[0] < 1e-6
 
 
 INTERRUPTED = """
@@ -135,7 +135,7 @@ def test_an_interrupted_loop_goes_on_bit_for_bit(strategy: str, ranks: int, fold
     assert [path.name for path in (folder / f"cut-{strategy}/checkpoints").glob("step*")] == ["step-00000005"]
     on = run(folder, *start, "own_loop.py", strategy, f"cut-{strategy}")
     assert on == {step: loss for step, loss in whole.items() if step > 5}
-    assert apart(last(folder / f"cut-{strategy}"), last(folder / f"whole-{strategy}"))[0] == 0
+    assert largest_difference(last(folder / f"cut-{strategy}"), last(folder / f"whole-{strategy}"))[0] == 0
 
 
 def config_of(out: Path, **changes: Any) -> RunConfig:
@@ -167,7 +167,7 @@ def test_a_dataset_of_ours_counts_its_own_items(tmp_path: Path) -> None:
             step.gradients(problem.loss)
             step.apply()
     train(config_of(tmp_path / "train", lr=1e-2, max_steps=2, extensions={"progress": False}), problem)
-    assert apart(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
+    assert largest_difference(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
 
 
 def test_the_loop_may_end_early_and_evaluate(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_fp16_equals_train(tmp_path: Path) -> None:
             means.append(session.mean(share))
     logged = {"log_every": 1, "extensions": {"progress": False}}
     train(config_of(tmp_path / "train", lr=1e-2, precision="fp16", **logged), problem)
-    assert apart(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
+    assert largest_difference(last(tmp_path / "session"), last(tmp_path / "train"))[0] == 0
     lines = [json.loads(line) for line in (tmp_path / "train/metrics.jsonl").read_text().splitlines()]
     assert means == pytest.approx([line["train/loss"] for line in lines if "train/loss" in line], rel=1e-6)
 
@@ -346,7 +346,7 @@ def test_batch_normalization_counts_all_rows_of_a_step(tmp_path: Path) -> None:
                 step.apply()
         states.append(last(tmp_path / str(cut)))
     assert int(states[0]["model/1.num_batches_tracked"]) == 4
-    assert apart(states[0], states[1])[0] < 1e-6
+    assert largest_difference(states[0], states[1])[0] < 1e-6
 
 
 def test_a_second_session_on_the_same_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

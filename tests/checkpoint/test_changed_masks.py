@@ -15,7 +15,7 @@ from distcore.checkpoint import Checkpoint, read_tensors
 from distcore.checkpoint.job_state import changed_masks, saved_config
 from distcore.config.loading import with_changes
 from distcore.testing.problem import Problem
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 
 
 def run(out: Path, dropout: float = 0.2, **changes: Any) -> None:
@@ -67,5 +67,5 @@ def test_a_run_that_goes_on_keeps_its_masks_until_its_end(masks: str, tmp_path: 
     whole, again, other = (
         read_tensors(tmp_path / name / "checkpoints/step-00000003") for name in ("whole", "again", "other")
     )
-    assert apart(again, whole)[0] == 0
-    assert apart(other, whole)[0] > 0
+    assert largest_difference(again, whole)[0] == 0
+    assert largest_difference(other, whole)[0] > 0

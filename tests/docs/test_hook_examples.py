@@ -32,7 +32,7 @@ from distcore.plugin.task.spec import TaskSpec
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Classifier, Problem, RandomRows
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
@@ -141,7 +141,7 @@ def at(out: Path, step: int) -> Path:
 
 def distance(out: Path, other: Path) -> float:
     """Of the final checkpoints of two runs."""
-    return apart(read_tensors(at(out, STEPS)), read_tensors(at(other, STEPS)))[0]
+    return largest_difference(read_tensors(at(out, STEPS)), read_tensors(at(other, STEPS)))[0]
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def half(strategy: str, out: Path, scale: float, **changes: Any) -> list[float]:
     return scales.seen
 
 
-def apart(one: Path, other: Path, step: int = STEPS) -> float:
+def largest_difference(one: Path, other: Path, step: int = STEPS) -> float:
     first, second = (Checkpoint(out / f"checkpoints/step-{step:08d}") for out in (one, other))
     names = [name for name in first if name.startswith("model/")]
     return max(difference(first[name], second[name]).relative for name in names)
@@ -60,7 +60,7 @@ def test_two_ranks_end_where_one_process_does(tmp_path: Path) -> None:
     alone = half("single", tmp_path / "single", 2.0**10)
     ranks = launch(half, "ddp", tmp_path / "ddp", 2.0**10, nproc=2)
     assert ranks[0] == ranks[1] == alone == [2.0**10] * STEPS, "no step overflows"
-    assert apart(tmp_path / "ddp", tmp_path / "single") < 0.02
+    assert largest_difference(tmp_path / "ddp", tmp_path / "single") < 0.02
 
 
 @pytest.mark.needs("distcore-ddp")
@@ -105,4 +105,4 @@ def test_a_resumed_run_goes_on_with_the_scale_bit_for_bit(tmp_path: Path) -> Non
     whole = half("single", tmp_path / "whole", 2.0**24, save_every=5, checkpoints={"keep_last": 3})
     again = half("single", tmp_path / "again", 0, resume=str(tmp_path / "whole/checkpoints/step-00000005"))
     assert again == whole[5:]
-    assert apart(tmp_path / "again", tmp_path / "whole") == 0
+    assert largest_difference(tmp_path / "again", tmp_path / "whole") == 0

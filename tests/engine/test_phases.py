@@ -21,7 +21,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.resolve import strategies
 from distcore.resolve.check_capabilities import check_task
 from distcore.testing.problem import Classifier, Problem
-from distcore.testing.reference import apart, state_of
+from distcore.testing.reference import largest_difference, state_of
 from distcore.testing.variants import Phased, WholeBatch
 
 CONFIG: dict[str, Any] = {
@@ -141,7 +141,7 @@ def compare_with_plain(out: Path, **changes: Any) -> None:
     assert [line["train/discriminator"] for line in lines] == pytest.approx(discriminator, rel=1e-5)
     assert [line["train/generator"] for line in lines] == pytest.approx(generator, rel=1e-5)
     assert [line["train/loss"] for line in lines] == pytest.approx(np.add(discriminator, generator), rel=1e-5)
-    assert apart(read_tensors(last(out)), state)[0] <= 1e-5
+    assert largest_difference(read_tensors(last(out)), state)[0] <= 1e-5
 
 
 @pytest.mark.parametrize("size", [1, 8])

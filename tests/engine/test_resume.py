@@ -21,7 +21,7 @@ pytestmark = pytest.mark.programs  # its runs are whole ones
 LAST = "step-00000015"
 
 
-def apart(one: Path, other: Path) -> float:
+def largest_difference(one: Path, other: Path) -> float:
     """The largest difference between the last checkpoints of two runs, in any tensor."""
     first, second = (Checkpoint(out / "checkpoints" / LAST) for out in (one, other))
     assert set(first) == set(second)
@@ -32,18 +32,18 @@ def apart(one: Path, other: Path) -> float:
 @pytest.mark.parametrize("step", [8, 12])
 def test_resumed_equals_uninterrupted_bit_for_bit(undisturbed: Path, tmp_path: Path, step: int) -> None:
     run(at_step(step, undisturbed, tmp_path), resume="auto")
-    assert apart(tmp_path, undisturbed) == 0
+    assert largest_difference(tmp_path, undisturbed) == 0
 
 
 def test_beside_training_the_same_checkpoints_are_written(undisturbed: Path, tmp_path: Path) -> None:
     run(tmp_path, checkpoints={"keep_last": 3, "best": None, "asynchronous": True})
-    assert apart(tmp_path, undisturbed) == 0
+    assert largest_difference(tmp_path, undisturbed) == 0
     assert len(list(tmp_path.glob("checkpoints/*"))) == 3
 
 
 def test_auto_starts_afresh_where_nothing_was_saved(undisturbed: Path, tmp_path: Path) -> None:
     run(tmp_path, resume="auto")
-    assert apart(tmp_path, undisturbed) == 0
+    assert largest_difference(tmp_path, undisturbed) == 0
 
 
 def test_auto_goes_back_where_the_newest_is_damaged(undisturbed: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_auto_goes_back_where_the_newest_is_damaged(undisturbed: Path, tmp_path:
     with pytest.raises(CheckpointError, match=f"{file}: damaged: its SHA-256 is not the one"):
         run(tmp_path, resume=str(file.parent))
     run(tmp_path, resume="auto")
-    assert apart(tmp_path, undisturbed) == 0
+    assert largest_difference(tmp_path, undisturbed) == 0
 
 
 def test_what_a_killed_writer_left_is_cleared(undisturbed: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_accepted_change_goes_on(undisturbed: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_branch_is_replaced(undisturbed: Path, tmp_path: Path) -> None:
     at_step(15, undisturbed, tmp_path)
     run(tmp_path, resume=str(tmp_path / "checkpoints/step-00000008"), lr=0.02, resume_changed="lr")
-    assert apart(tmp_path, undisturbed) > 1e-3
+    assert largest_difference(tmp_path, undisturbed) > 1e-3
 
 
 def test_the_newer_checkpoints_of_a_course_that_was_left_are_gone(undisturbed: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_newer_checkpoints_of_a_course_that_was_left_are_gone(undisturbed: P
     run(tmp_path, resume=str(tmp_path / "checkpoints/step-00000008"))
     there = {path.name for path in tmp_path.glob("checkpoints/step-*")}
     assert there == {"step-00000008", "step-00000012", LAST}
-    assert apart(tmp_path, undisturbed) == 0
+    assert largest_difference(tmp_path, undisturbed) == 0
 
 
 def test_a_refused_resume_leaves_the_run_folder_as_it_was(undisturbed: Path, tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_after_kill_9_at_any_moment_it_goes_on_bit_for_bit(undisturbed: Path, tm
         process.kill()
         process.communicate(timeout=60)
     run(tmp_path, resume="auto", save_every=1)
-    assert apart(tmp_path, undisturbed) == 0
+    assert largest_difference(tmp_path, undisturbed) == 0

@@ -27,7 +27,7 @@ from distcore.errors import TaskError
 from distcore.rank_environment import join
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Classifier, Problem, RandomRows
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -384,7 +384,7 @@ def test_data_that_vary_repeat_themselves_after_a_resume_and_in_loader_processes
     )
     assert again.seen == [1, 2]
     kept = [read_tensors(tmp_path / f"{name}/checkpoints/step-00000008") for name in ("whole", "again")]
-    assert apart(*kept)[0] < 1e-5
+    assert largest_difference(*kept)[0] < 1e-5
 
 
 def test_lengths_may_not_vary(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def losses(name: str, *flags: str) -> list[float]:
     return [line[key] for line in lines for key in ("train/loss", "eval/loss") if key in line]
 
 
-def apart(one: list[float], other: list[float]) -> float:
+def largest_difference(one: list[float], other: list[float]) -> float:
     assert len(one) == len(other) >= 8
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
@@ -70,46 +70,50 @@ def test_cross_entropy_in_chunks(precision: str, bound: float, folder: Path, row
     )
     row(
         f"cross entropy in chunks, {precision}: losses against whole logits",
-        f"{apart(chunks, whole):.1e}",
+        f"{largest_difference(chunks, whole):.1e}",
         f"{bound:.0e}",
     )
-    assert apart(chunks, whole) <= bound
+    assert largest_difference(chunks, whole) <= bound
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_frozen_base_in_16_bits(precision: str, folder: Path, row: Row) -> None:
     flags = ("--precision", precision, "--lora", "4", "--deterministic")
     file, fp32 = (losses(f"base-{base}-{precision}", *flags, "--set", f"lora.base={base}") for base in ("file", "fp32"))
-    row(f"LoRA, base in bf16, {precision}: losses against a base in fp32", f"{apart(file, fp32):.1e}", "0")
+    row(f"LoRA, base in bf16, {precision}: losses against a base in fp32", f"{largest_difference(file, fp32):.1e}", "0")
     assert file == fp32
 
 
 def test_a_frozen_base_in_4_bits(folder: Path, row: Row) -> None:
     flags = ("--lora", "4", "--set", "lora.base=nf4")
     here, there = losses("nf4", *flags), losses("nf4-cpu", *flags, "--device", "cpu")
-    row("LoRA, base in NF4, fp32: losses against the CPU", f"{apart(here, there):.1e}", "1e-4")
-    assert apart(here, there) <= 1e-4
+    row("LoRA, base in NF4, fp32: losses against the CPU", f"{largest_difference(here, there):.1e}", "1e-4")
+    assert largest_difference(here, there) <= 1e-4
 
 
 def test_8_bit_moments(folder: Path, row: Row) -> None:
     flags = ("--optimizer", "adamw8bit", "--lr", "1e-4")
     here, there = losses("8bit", *flags), losses("8bit-cpu", *flags, "--device", "cpu")
-    row("adamw8bit, fp32: losses against the CPU", f"{apart(here, there):.1e}", "1e-4")
-    assert apart(here, there) <= 1e-4
+    row("adamw8bit, fp32: losses against the CPU", f"{largest_difference(here, there):.1e}", "1e-4")
+    assert largest_difference(here, there) <= 1e-4
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 1e-2)])
 def test_compiled_blocks(precision: str, bound: float, folder: Path, row: Row) -> None:
     plain = losses(f"plain-{precision}", "--precision", precision)
     fused = losses(f"compiled-{precision}", "--precision", precision, "--compile", "regions")
-    row(f"--compile regions, {precision}: losses against eager", f"{apart(fused, plain):.1e}", f"{bound:.0e}")
-    assert apart(fused, plain) <= bound
+    row(
+        f"--compile regions, {precision}: losses against eager",
+        f"{largest_difference(fused, plain):.1e}",
+        f"{bound:.0e}",
+    )
+    assert largest_difference(fused, plain) <= bound
 
 
 def test_tf32(folder: Path, row: Row) -> None:
     plain, rounded = losses("no-tf32"), losses("tf32", "--set", "tf32=true")
-    row("tf32: losses against fp32", f"{apart(rounded, plain):.1e}", "1e-2")
-    assert apart(rounded, plain) <= 1e-2
+    row("tf32: losses against fp32", f"{largest_difference(rounded, plain):.1e}", "1e-2")
+    assert largest_difference(rounded, plain) <= 1e-2
 
 
 def measured(*words: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from resume_job import wait_for
 
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
-from distcore.engine.fit import how_to_go_on
+from distcore.engine.fit import resume_command
 from distcore.files import hold
 from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, LAUNCHER_VARIABLE
@@ -207,12 +207,12 @@ def test_the_launcher_that_started_the_ranks_is_named_and_an_object_has_no_comma
 ) -> None:
     monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
     config = RunConfig(out="runs/x")
-    assert how_to_go_on(config) == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
-    assert how_to_go_on(config.model_copy(update={"task": "object:Mine"})) == "go on with resume='auto'"
+    assert resume_command(config) == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
+    assert resume_command(config.model_copy(update={"task": "object:Mine"})) == "go on with resume='auto'"
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
-    assert how_to_go_on(config).startswith("go on, under torchrun again, with: distcore train runs/x/config.yaml ")
+    assert resume_command(config).startswith("go on, under torchrun again, with: distcore train runs/x/config.yaml ")
     monkeypatch.setenv(LAUNCHER_FLAGS_VARIABLE, "--launcher ssh --hostfile hosts")
-    assert how_to_go_on(config) == (
+    assert resume_command(config) == (
         "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto --launcher ssh --hostfile hosts"
     )

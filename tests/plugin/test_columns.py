@@ -82,7 +82,7 @@ def last(out: Path) -> Checkpoint:
     return Checkpoint(max((out / "checkpoints").iterdir()))
 
 
-def apart(one: Path, other: Path) -> float:
+def largest_difference(one: Path, other: Path) -> float:
     first, second = last(one), last(other)
     return max(difference(first[name], second[name]).largest for name in first)
 
@@ -99,7 +99,7 @@ def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
         train(config(tmp_path / type(task).__name__, loader=loader), task)
         for task in (Large(rows=53, weighted=True), Problem(rows=53, weighted=True))
     ]
-    assert apart(tmp_path / "Large", tmp_path / "Problem") == 0
+    assert largest_difference(tmp_path / "Large", tmp_path / "Problem") == 0
     assert reports[0]["evaluation"]["loss"] == pytest.approx(reports[1]["evaluation"]["loss"], rel=1e-6)
     assert last(tmp_path / "Large").job_state()["order"] == ("feistel" if stored == 10 else "permutation")
 
@@ -114,7 +114,7 @@ def test_with_a_computed_order_resumed_equals_uninterrupted(
     train(config(tmp_path / "whole", **given), Large(rows=53))
     train(config(tmp_path / "cut", **given, max_steps=9), Large(rows=53))
     train(config(tmp_path / "cut", **given, resume="auto", resume_changed="total_steps"), Large(rows=53))
-    assert apart(tmp_path / "cut", tmp_path / "whole") == 0
+    assert largest_difference(tmp_path / "cut", tmp_path / "whole") == 0
 
 
 @pytest.mark.programs
@@ -194,7 +194,7 @@ def test_a_constant_column_is_an_array_of_ones_without_the_memory(tmp_path: Path
 
     train(config(tmp_path / "constant"), Ones(rows=53))
     train(config(tmp_path / "array"), Problem(rows=53))
-    assert apart(tmp_path / "constant", tmp_path / "array") == 0
+    assert largest_difference(tmp_path / "constant", tmp_path / "array") == 0
     states = [last(tmp_path / name).job_state()["data"] for name in ("constant", "array")]
     assert states[0] == states[1]
 

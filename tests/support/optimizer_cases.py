@@ -12,7 +12,7 @@ from distcore.testing.lab import Job, Lab, Trained
 from distcore.testing.laws.gradient import STEPS
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 from distcore.testing.subject import Subject
 
 HALF = STEPS // 2
@@ -66,7 +66,11 @@ def _continued(job: Job, path: Path) -> Trained:
 
 def _state(actual: Trained, expected: Trained) -> float:
     """The largest relative distance of a tensor; infinite where there is one more or one less."""
-    return apart(actual.state, expected.state)[0] if actual.state.keys() == expected.state.keys() else float("inf")
+    return (
+        largest_difference(actual.state, expected.state)[0]
+        if actual.state.keys() == expected.state.keys()
+        else float("inf")
+    )
 
 
 def _worst(actual: list[float], expected: list[float]) -> float:

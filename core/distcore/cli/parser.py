@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from distcore.cli.flags import Flag, refuse_several
-from distcore.errors import ConfigError, DistcoreError, here_it_is, nearest
+from distcore.errors import ConfigError, DistcoreError, hint_from_other_libraries, nearest
 
 WIDEST = 110
 """Most characters in a line of help; longer lines read badly."""
@@ -60,13 +60,15 @@ class Parser(argparse.ArgumentParser):
         flag = unknown[0].partition("=")[0]
         kind = "unknown flag" if flag.startswith("-") else "unexpected argument"
         known = self._option_string_actions
-        hint = here_it_is(flag, known) or nearest(flag, known)
+        hint = hint_from_other_libraries(flag, known) or nearest(flag, known)
         if no_task and (self.names_task or not hint):
             raise no_task  # it may well be a flag of the task
         asked = f"{self.prog} --help{' --task NAME' * self.names_task}"
         others = dict.fromkeys(word.partition("=")[0] for word in unknown[1:] if word.startswith("--"))
         others.pop(flag, None)
-        also = "".join(f", {other!r}{here_it_is(other, known) or nearest(other, known)}" for other in others)
+        also = "".join(
+            f", {other!r}{hint_from_other_libraries(other, known) or nearest(other, known)}" for other in others
+        )
         raise ConfigError(f"{kind} {flag!r}{hint}{also}; {asked} lists the flags")
 
     def _try_task_flags(self, argv: Sequence[str]) -> DistcoreError | None:

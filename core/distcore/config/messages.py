@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from distcore.config.short_keys import OPTIONS, option_names
-from distcore.errors import here_it_is, nearest
+from distcore.errors import hint_from_other_libraries, nearest
 
 _BRANCHES = {"int", "float", "bool", "str", "none"}
 _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
@@ -71,7 +71,7 @@ def _unknown_key(model: type[BaseModel], where: str, given: object, source: str)
     """Return the problem of a key that is not known, with what was meant, if that can be told."""
     path = where.split(".")
     known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
-    near = here_it_is(path[-1], known) or nearest(path[-1], known) or _deeper(model, path[-1])
+    near = hint_from_other_libraries(path[-1], known) or nearest(path[-1], known) or _deeper(model, path[-1])
     return f"unknown key {where!r}{near or f' ({_listing(source)})'}"
 
 

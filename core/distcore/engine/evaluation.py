@@ -170,8 +170,8 @@ def forward_all(
             for micro, batch in taken:
                 with autocast:
                     outputs, sums = evaluate_batch(on_device(run, batch, training=False), len(micro.indices))
-                counts = sanity or (run.world.is_shard_leader and not micro.is_padding)
-                collector.add(micro.indices, outputs, sums, counts)
+                is_counted = sanity or (run.world.is_shard_leader and not micro.is_padding)
+                collector.add(micro.indices, outputs, sums, is_counted)
             prefetcher.wait()
             if (step + 1) % together == 0 or step + 1 == len(steps):
                 yield collector.joined()

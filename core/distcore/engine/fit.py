@@ -94,7 +94,7 @@ def fit(training: Training, meter: Meter, proof: Proof) -> Evaluation | None:
     if why := why_ended(training.best, "stop" in wishes, ended_at < run.total_steps) if ended else "":
         log.info("%s: ended after step %d", why, ended_at)
     elif stopping:
-        line = f"stopped after step {ended_at} of {run.total_steps}; {how_to_go_on(config)}"
+        line = f"stopped after step {ended_at} of {run.total_steps}; {resume_command(config)}"
         raise StoppedError(line, *(128 + number for number in signals[:1]))
     return last
 
@@ -157,7 +157,7 @@ def why_ended(best: Best | None, is_requested: bool, is_early: bool) -> str:
     return f"no better {best.metric} in {best.waited} evaluations" if best and is_early else ""
 
 
-def how_to_go_on(config: RunConfig) -> str:
+def resume_command(config: RunConfig) -> str:
     """Return the command line that continues this run; a shorter hint if the task was given as an object."""
     if config.task.startswith(GIVEN):
         return "go on with resume='auto'"

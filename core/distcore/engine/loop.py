@@ -29,7 +29,7 @@ from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks, Passes
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.losses import Loss, SumOfRows, terms
+from distcore.plugin.task.losses import Loss, SumOfRows, split_terms
 from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Batch, Dataset, Task
 
@@ -152,7 +152,7 @@ class Step:
             with masks_of_rows, autocast:
                 batch = on_device(run, batch)
                 losses = of_rows(model, batch, len(rows)) if of_rows else task_loss(model, batch)
-                total, further = terms(losses)
+                total, further = split_terms(losses)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
             total = total * shares.scale
             for name, term in further.items():

@@ -99,7 +99,7 @@ def take_own_step(run: Run, hooks: Hooks, task: BoundTask, step: Step) -> None:
     step.result = handle.result
 
 
-def update_of(run: Run, hooks: Hooks, task: BoundTask) -> Update | None:
+def make_update(run: Run, hooks: Hooks, task: BoundTask) -> Update | None:
     """Return the update that the task defines; ``None`` if it has none."""
     if task.has("train_step"):
         return lambda step: take_own_step(run, hooks, task, step)

@@ -37,7 +37,7 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import counts_of, padded_rows
 from distcore.plugin.task.frozen import INITIAL
-from distcore.plugin.task.losses import Loss, SumOfRows, terms
+from distcore.plugin.task.losses import Loss, SumOfRows, split_terms
 from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.phases import parameters_by_phase
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
@@ -254,7 +254,7 @@ class _Replayer:
         if task.losses.whole_batch:
             return task.losses.batch_loss(task.losses.embed(model, batch), torch.as_tensor(part))
         losses = loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
-        total, further = terms(losses)
+        total, further = split_terms(losses)
         share = _mean(total, dataset.items, rows)
         for name, term in further.items():
             share = share + _mean(term, counts_of(dataset)[name], rows)

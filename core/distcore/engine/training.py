@@ -23,7 +23,7 @@ from distcore.engine.causality import check_causal
 from distcore.engine.evaluation import evaluate_sets
 from distcore.engine.loop import Step, steps
 from distcore.engine.overview import overview
-from distcore.engine.own_step import update_of, updated
+from distcore.engine.own_step import make_update, updated
 from distcore.engine.proof import Proof
 from distcore.engine.shared_folder import check_shared
 from distcore.files import hold
@@ -107,7 +107,7 @@ class Training:
 
     def steps(self) -> Iterator[Step]:
         """Train to the end; yield each step when it is done, updated by the task where the task says how."""
-        update = update_of(self.run, self.hooks, self.task)
+        update = make_update(self.run, self.hooks, self.task)
         loop = updated(self._loop(by_caller=True), update) if update else self._loop()
         for step in loop:
             self.progress = step.progress

@@ -72,7 +72,7 @@ class Session:
         if isinstance(model, nn.Module) or not callable(model):
             raise TaskError(f"Session: model is a {type(model).__name__}; give a function that builds the model")
         _check_unheard(config)
-        self._resolved = resolve_here(config, task=Loop(model, rows, collate))
+        self._resolved = resolve_here(config, task=SessionTask(model, rows, collate))
         self._rank_info, ranks = join(os.environ), self._resolved.config.nproc
         if self._rank_info is None and ranks != 1:
             started = f"start the script by torchrun --nproc-per-node {ranks}"
@@ -271,7 +271,7 @@ class OnePass(SessionStep):
     parameters = property(_refuse)
 
 
-class Loop(Simple):
+class SessionTask(Simple):
     """The task of a session: its rows and its model. The loss comes with each step."""
 
     metrics: ClassVar[Mapping[str, Direction]] = {}

@@ -193,12 +193,12 @@ def _say_what_is_saved(config: RunConfig) -> Iterator[None]:
 
 def what_is_saved(config: RunConfig) -> str:
     """Return, for a run that was stopped, the command that continues it, or that nothing was saved."""
-    from distcore.engine.fit import how_to_go_on
+    from distcore.engine.fit import resume_command
     from distcore.resolve.run_folder import has_checkpoint
 
     out = Path(str(config.out))
     if has_checkpoint(out):
-        return how_to_go_on(config)
+        return resume_command(config)
     return f"nothing was saved: {out} has no checkpoint yet" if out.exists() else "nothing was saved"
 
 

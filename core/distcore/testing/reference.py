@@ -158,7 +158,7 @@ def _rate(config: RunConfig, step: int) -> float:
     return step / warmup if step < warmup else max(0.0, (total - step) / (total - warmup))
 
 
-def apart(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
+def largest_difference(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
     """Return the largest relative L2 distance of a tensor from the expected one, infinite without it, and its name."""
     if missing := sorted(expected.keys() - actual.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"

@@ -17,7 +17,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve import tasks
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.findings import EXACT, FP32, Measured, needs
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 from distcore.testing.register import task_law
 from distcore.testing.task_lab import FirstRows, TaskLab, change_random_state, disable_dropout
 
@@ -30,14 +30,14 @@ _numbers = count()
 def own_steps_are_cut_anywhere(lab: TaskLab) -> Measured:
     """A step that the task makes itself ends alike for every number of micro-batches."""
     whole, *others = (_train(lab, "train_step", size)[0] for size in (ROWS, 1, 4))
-    worst, where = max(apart(other, whole) for other in others)
+    worst, where = max(largest_difference(other, whole) for other in others)
     return Measured(error=worst, bound=FP32, note=f"worst tensor {where}")
 
 
 @task_law("resume")
 def own_steps_continue(lab: TaskLab) -> Measured:
     """A run with steps that the task makes itself resumes bit for bit, with another task object."""
-    worst, where = apart(_train(lab, "train_step", cut=True)[0], _train(lab, "train_step")[0])
+    worst, where = largest_difference(_train(lab, "train_step", cut=True)[0], _train(lab, "train_step")[0])
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
@@ -54,7 +54,7 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
     with change_random_state(1):
         first = _train(lab, "train_step")[0]
     with change_random_state(2):
-        worst, where = apart(_train(lab, "train_step")[0], first)
+        worst, where = largest_difference(_train(lab, "train_step")[0], first)
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 

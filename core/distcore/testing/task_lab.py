@@ -23,7 +23,7 @@ from distcore.plugin.batching.columns import read
 from distcore.plugin.strategy.contract import BaseModelRef, Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.losses import terms
+from distcore.plugin.task.losses import split_terms
 from distcore.plugin.task.outputs import Collected, Collector
 from distcore.plugin.task.task import Batch, Dataset, Datasets
 from distcore.resolve.resolve import resolve
@@ -85,20 +85,20 @@ class TaskLab:
         set_mode(run, training=False)
         outputs, sums = self.task.evaluation.of_run(run)(self._consult(batch), rows)
         collector = Collector()
-        collector.add(np.arange(rows), outputs, sums, counts=True)
+        collector.add(np.arange(rows), outputs, sums, is_counted=True)
         return collector.joined()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch, summed over its items."""
-        return terms(self.task.losses.unlogged(model, self._consult(batch)))[0]
+        return split_terms(self.task.losses.unlogged(model, self._consult(batch)))[0]
 
     def loss_of_phase(self, phase: str, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of one phase for a batch, summed over its items."""
-        return terms(self.task.losses.of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
+        return split_terms(self.task.losses.of_phases(lambda *_: None)[phase](model, self._consult(batch)))[0]
 
     def all_terms(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the sum of the loss and its additional terms, and these by name."""
-        loss, further = terms(self.task.losses.unlogged(model, self._consult(batch)))
+        loss, further = split_terms(self.task.losses.unlogged(model, self._consult(batch)))
         return sum(further.values(), loss), further
 
     def evaluate_few(self, model: nn.Module) -> tuple[Datasets, Collected]:

@@ -18,7 +18,7 @@ from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Case, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.laws.gradient import distance
 from distcore.testing.problem import VOCABULARY, Problem, RandomRows
-from distcore.testing.reference import apart, build_untrained, solve
+from distcore.testing.reference import build_untrained, largest_difference, solve
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
@@ -115,7 +115,7 @@ def bit_for_bit(lab: Lab) -> Measured:
     whole = jobs[0].train(STEPS)
     progress, _ = checkpoint.load(jobs[2].run, jobs[2].hooks, jobs[1].save(jobs[1].train(HALF).progress))
     resumed = jobs[2].train(STEPS - HALF, progress)
-    error, where = apart(resumed.state, whole.state)
+    error, where = largest_difference(resumed.state, whole.state)
     without = lab.job(Sentences(), schedule=SCHEDULE, **BY_TOKENS).train(1)
     assert without.losses[0] != whole.losses[0]  # else dropout was off
     return Measured(error=error + (resumed.losses != whole.losses[HALF:]), bound=EXACT, note=where)

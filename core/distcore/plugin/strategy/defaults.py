@@ -174,8 +174,8 @@ def model_state(run: Run) -> dict[str, Tensor]:
     Without the parameters of ``run.base``, which checkpoints leave out, and without extra state, which the core saves.
     The tensors are the model's own, not copies.
     """
-    skipped_fraction = run.base.parameters if run.base else frozenset()
-    parameters = {name: value for name, value in run.module.named_parameters() if name not in skipped_fraction}
+    left_out = run.base.parameters if run.base else frozenset()
+    parameters = {name: value for name, value in run.module.named_parameters() if name not in left_out}
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     saved = tensors_of_state(run.module)
     buffers = {name: value for name, value in saved.items() if name not in every}

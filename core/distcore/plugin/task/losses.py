@@ -34,7 +34,7 @@ class SumOfRows:
 
     def __call__(self, model: nn.Module, batch: Batch, rows: int | None = None) -> Losses:
         """Return the sum of the losses, and of each additional term; of ``rows`` rows, if known, none is missing."""
-        losses, others = terms(self._logging(model, batch))
+        losses, others = split_terms(self._logging(model, batch))
         checked = partial(checked_losses, row_loss=self._row_loss, rows=rows)
         sums_of_others = {name: checked(term).sum() for name, term in others.items()}
         return checked(losses).sum(), sums_of_others
@@ -67,7 +67,7 @@ class TaskLosses:
         return {name: _logging(phase.loss, log) for name, phase in self.phases.items()}
 
     def _sum_of_phases(self, model: nn.Module, batch: Batch) -> Losses:
-        each = [terms(loss(model, batch)) for loss in self.of_phases(_unlogged).values()]
+        each = [split_terms(loss(model, batch)) for loss in self.of_phases(_unlogged).values()]
         return sum((loss for loss, _ in each), torch.zeros(())), {k: v for _, more in each for k, v in more.items()}
 
     @cached_property
@@ -120,21 +120,21 @@ class TaskLosses:
                 return losses
         elif self._methods.has("row_loss"):
             return self.of_each_row(model, batch)
-        return terms(self.unlogged(model, batch))[0][None]
+        return split_terms(self.unlogged(model, batch))[0][None]
 
     def of_each_row(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return ``row_loss`` of each row, ``(n,)``, without logging."""
         return row_losses_alone(self._methods["row_loss"], model, batch)
 
 
-def terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
+def split_terms(losses: Losses) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return a loss, and its additional terms by name."""
     return losses if isinstance(losses, tuple) else (losses, {})
 
 
 def row_losses_alone(row_loss: Callable[..., Losses], model: nn.Module, batch: Batch) -> Tensor:
     """Return ``row_loss`` of each row, without additional terms and without logging."""
-    return checked_losses(terms(_logging(row_loss, _unlogged)(model, batch))[0], row_loss)
+    return checked_losses(split_terms(_logging(row_loss, _unlogged)(model, batch))[0], row_loss)
 
 
 def _logging(loss: Callable[..., Any], log: Log) -> Callable[..., Any]:

@@ -43,12 +43,14 @@ class Collector:
         self._outputs: dict[str, list[Tensor | Ragged]] = {}
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, indices: np.ndarray, outputs: Mapping[str, object], sums: Mapping[str, object], counts: bool) -> None:
-        """Take the results of one micro-batch; unless it ``counts``, only their dtypes and shapes.
+    def add(
+        self, indices: np.ndarray, outputs: Mapping[str, object], sums: Mapping[str, object], is_counted: bool
+    ) -> None:
+        """Take the results of one micro-batch; unless it ``is_counted``, only their dtypes and shapes.
 
         Raises TaskError for a sum that is no tensor or has another shape than before.
         """
-        rows = len(indices) if counts else 0
+        rows = len(indices) if is_counted else 0
         self._index.append(torch.from_numpy(indices)[:rows])
         for name, value in outputs.items():
             assert isinstance(value, Tensor | Ragged)  # checked_outputs has seen to it
@@ -61,7 +63,7 @@ class Collector:
             if before.shape != part.shape:
                 shapes = f"{tuple(before.shape)} and {tuple(part.shape)}"
                 raise TaskError(f"task: sums() returned {name!r} of shapes {shapes}; expected the same for every batch")
-            if counts:
+            if is_counted:
                 before += part
 
     def joined(self) -> Collected:

@@ -18,7 +18,7 @@ from distcore.testing.findings import EXACT, FP32, Measured, Skip
 from distcore.testing.lab import Job, Lab
 from distcore.testing.laws.gradient import distance, needs_calls
 from distcore.testing.problem import Problem
-from distcore.testing.reference import apart, solve
+from distcore.testing.reference import largest_difference, solve
 from distcore.testing.register import law
 from distcore.testing.store import await_true
 from distcore.testing.variants import COUNTS, Counts, FromFiles, Referenced, Taught, write_files
@@ -59,9 +59,11 @@ def saved_by_one_rank(lab: Lab) -> Measured:
     def keep(*_: object) -> None:
         state = lab.hooks.save_checkpoint(job.run)
         actual = {name: torch.cat([values.flatten() for values in values_of(part)]) for name, part in state.items()}
-        held.append(apart(actual, {name: _same_part(whole, name, part) for name, part in state.items()}))
+        held.append(largest_difference(actual, {name: _same_part(whole, name, part) for name, part in state.items()}))
         if all(isinstance(part, Tensor) for part in state.values()):
-            held[-1] = max(held[-1], apart(actual, {name: value.flatten() for name, value in whole.items()}))
+            held[-1] = max(
+                held[-1], largest_difference(actual, {name: value.flatten() for name, value in whole.items()})
+            )
 
     for rank in range(lab.world.size):  # in turn: in a collective a rank would wait for the others
         done = lab.folder / f"kept-{rank}"
@@ -101,7 +103,7 @@ def round_trip(lab: Lab) -> Measured:
         fresh = lab.job(problem)
         lab.hooks.load_checkpoint(fresh.run, given, trained.progress)
         again = checkpoint.read_tensors(fresh.save(trained.progress))
-        errors.append(apart(again, given))
+        errors.append(largest_difference(again, given))
         wrong = (name for name, value in state.items() if name in again and again[name].dtype != value.dtype)
         errors += [(float("inf"), f"{name} is {again[name].dtype}") for name in wrong]
     error, where = max(errors)
@@ -179,7 +181,7 @@ def into_single(lab: Lab) -> Measured:
         return measured
     alone, whole = lab.build_alone(problem, **SGD), lab.build_alone(problem, **SGD)
     progress, _ = checkpoint.load(alone.run, alone.hooks, first.save(first.train(HALF).progress))
-    other, _ = apart(alone.train(STEPS - HALF, progress).state, whole.train(STEPS).state)
+    other, _ = largest_difference(alone.train(STEPS - HALF, progress).state, whole.train(STEPS).state)
     return replace(measured, error=max(measured.error, other), note=f"{measured.note}; with sgd {other:.1e}")
 
 

@@ -13,7 +13,7 @@ from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, SCALE, Measured, needs
 from distcore.testing.lab import BY_TOKENS, Lab
 from distcore.testing.problem import Problem
-from distcore.testing.reference import Series, apart, build_untrained, solve
+from distcore.testing.reference import Series, build_untrained, largest_difference, solve
 from distcore.testing.register import law
 from distcore.testing.variants import Climbing, Normalized, Phased, Referenced, TwoTerms, WholeBatch
 
@@ -74,7 +74,7 @@ def frozen_parameters(lab: Lab) -> Measured:
     job = lab.job(Problem())
     model = build_untrained(job.task, job.run.config, job.data)
     before = {f"model/{name}": value for name, value in model.named_parameters() if name.startswith("frozen.")}
-    moved, where = apart(job.train(3).state, before)
+    moved, where = largest_difference(job.train(3).state, before)
     return Measured(error=moved, bound=EXACT, note=f"{len(before)} frozen tensors; {where}")
 
 
@@ -196,7 +196,7 @@ def dropout_repeats(lab: Lab) -> Measured:
     """With dropout, two runs are equal bit for bit, although one evaluates and saves in between."""
     first, second = (lab.job(Problem(dropout=0.2)).train(STEPS, interrupted=between) for between in (False, True))
     without = lab.job(Problem()).train(1)
-    error, where = apart(second.state, first.state)
+    error, where = largest_difference(second.state, first.state)
     error += sum(a != b for a, b in zip(first.losses, second.losses, strict=True))
     error += first.losses[0] == without.losses[0]  # equal losses mean that dropout was off, and nothing was tested
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
@@ -239,7 +239,7 @@ def compare(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> 
 def distance(trained: Series, solution: Series, bound: float = FP32) -> Measured:
     """Return the largest relative error of the gradient norms; if they are right, of losses and final tensors."""
     errors = {"gradient norm": _worst(trained.norms, solution.norms), "loss": _worst(trained.losses, solution.losses)}
-    error, name = apart(trained.state, solution.state)
+    error, name = largest_difference(trained.state, solution.state)
     errors[name] = error
     worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
     worst = "gradient norm" if errors["gradient norm"] > bound else worst  # the others follow from it

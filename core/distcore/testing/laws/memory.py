@@ -11,7 +11,7 @@ from distcore.distributed import dtensors
 from distcore.testing.findings import EXACT, FP32, Measured, needs
 from distcore.testing.lab import Job, Lab
 from distcore.testing.laws.gradient import distance, needs_calls
-from distcore.testing.reference import apart, build_untrained, solve
+from distcore.testing.reference import build_untrained, largest_difference, solve
 from distcore.testing.register import law
 from distcore.testing.variants import Chunked, LongRows, Stored
 
@@ -54,7 +54,7 @@ def eight_bit_moments(lab: Lab) -> Measured:
     far = distance(replace(begun, state=plain.state), plain, NEAR).error
     progress, _ = checkpoint.load(other.run, other.hooks, whole.save(begun.progress))
     expected, resumed = (job.train(STEPS, progress) for job in (whole, other))
-    error, where = apart(resumed.state, expected.state)
+    error, where = largest_difference(resumed.state, expected.state)
     saved, due = ({(key, t.dtype, t.shape) for key, t in state.items()} for state in (expected.state, plain.state))
     note = f"{len(saved ^ due)} tensors are not as AdamW's; losses {far:.1e} off; resumed, worst tensor {where}"
     return Measured(error=error + len(saved ^ due) + max(0, far - NEAR), bound=EXACT, note=note)
@@ -65,10 +65,10 @@ def _compare_with_wide(lab: Lab, dtype: torch.dtype) -> Measured:
     held, most = _bytes_held(stored), _bytes_held(wide) * dtype.itemsize // 4
     expected, trained = wide.train(STEPS), stored.train(STEPS)
     began = build_untrained(stored.task, stored.run.config, stored.data).get_parameter(FROZEN)
-    error, where = apart(trained.state, {**expected.state, f"model/{FROZEN}": began})
+    error, where = largest_difference(trained.state, {**expected.state, f"model/{FROZEN}": began})
     error += sum(abs(a - b) for a, b in zip(trained.losses, expected.losses, strict=True))
     checkpoint.load(fresh.run, fresh.hooks, stored.save(trained.progress))
-    error += apart(checkpoint.read_tensors(fresh.save(trained.progress)), trained.state)[0]
+    error += largest_difference(checkpoint.read_tensors(fresh.save(trained.progress)), trained.state)[0]
     saved = trained.state[f"model/{FROZEN}"].dtype
     note = f"worst tensor {where}; it is saved as {saved}; a rank holds {held} bytes of {most}"
     bound = EXACT if lab.hooks.capabilities.deterministic else FP32

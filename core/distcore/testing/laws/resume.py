@@ -16,7 +16,7 @@ from distcore.testing.findings import EXACT, FP32, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
 from distcore.testing.laws.gradient import needs_phases
 from distcore.testing.problem import Problem, RandomRows
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 from distcore.testing.register import law
 from distcore.testing.variants import Phased
 
@@ -62,7 +62,7 @@ def each_row_once(lab: Lab) -> Measured:
 def _compare_with_uninterrupted(lab: Lab, bound: float, problem: Problem = PROBLEM) -> Measured:
     whole = _job(lab, problem).train(8)
     _, resumed = _interrupt(lab, problem)
-    error, where = apart(resumed.state, whole.state)
+    error, where = largest_difference(resumed.state, whole.state)
     losses = zip(resumed.losses, whole.losses[3:], strict=True)
     error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
     if resumed.progress != whole.progress:

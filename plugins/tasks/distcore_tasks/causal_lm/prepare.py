@@ -19,7 +19,7 @@ from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import TextRows, read_rows, schema_of, unread_columns, unread_keys
 from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
-from distcore_tasks.causal_lm.streamed import StreamedSequences, apart, open_corpus, streaming_of
+from distcore_tasks.causal_lm.streamed import StreamedSequences, one_row_per_sequence, open_corpus, streaming_of
 from distcore_tasks.causal_lm.streamed_blocks import BlockLengths, open_blocks, write_blocks
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning, side_warning
 from distcore_tasks.shared.generation.settings import check_settings
@@ -159,7 +159,7 @@ def _open(entry: Entry, options: CausalOptions, config: RunConfig, packed: bool)
     """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
-    layout = partial(pack_dataset, split_documents=options.split_documents) if packed else apart
+    layout = partial(pack_dataset, split_documents=options.split_documents) if packed else one_row_per_sequence
 
     def stored(name: str) -> SequenceDataset:
         rows = open_sequences(entry.folder / name, pad, prompts=prompts[name])

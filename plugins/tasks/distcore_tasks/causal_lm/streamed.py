@@ -34,7 +34,7 @@ class StreamedSequences(StreamedDataset):
     pad: int
     """Token that fills up shorter sequences."""
     layout: Callable[[SequenceDataset], SequenceDataset]
-    """Puts the windows of a batch into sequences: ``apart``, or several into one."""
+    """Puts the windows of a batch into sequences: ``one_row_per_sequence``, or several into one."""
     prompts: int = 0
     """Number of rows with a prompt for ``generate``, as ``SequenceDataset`` has them. None of these is cut."""
 
@@ -53,7 +53,7 @@ class StreamedSequences(StreamedDataset):
 
     def padded(self) -> StreamedSequences:
         """Return the same rows with padding."""
-        return replace(self, layout=apart)
+        return replace(self, layout=one_row_per_sequence)
 
     def encoded(self, indices: np.ndarray) -> list[Encoded]:
         """Return tokens and flags of the rows ``indices``, int64 ``(n,)``."""
@@ -85,7 +85,7 @@ def tokens_read(row: Encoded) -> int:
     return max(1, len(row[0]) - 1)
 
 
-def apart(windows: SequenceDataset) -> SequenceDataset:
+def one_row_per_sequence(windows: SequenceDataset) -> SequenceDataset:
     """Return the windows, a sequence each."""
     return windows
 

@@ -29,7 +29,7 @@ class Confusion:
     """Sorted, or, of more than are shown, those with most rows."""
     counts: tuple[tuple[int, ...], ...]
     """``counts[i][j]``: rows of class i that were predicted as class j."""
-    skipped_fraction: int
+    hidden_classes: int
     """Classes that are not shown."""
 
 
@@ -102,7 +102,7 @@ def _confusion(pairs: Counter[tuple[Any, Any]]) -> Confusion:
         rows[prediction] += 0
     shown = sorted((name for name, _ in rows.most_common(MOST_CLASSES)), key=lambda name: (isinstance(name, str), name))
     counts = tuple(tuple(pairs[label, prediction] for prediction in shown) for label in shown)
-    return Confusion(classes=tuple(map(str, shown)), counts=counts, skipped_fraction=len(rows) - len(shown))
+    return Confusion(classes=tuple(map(str, shown)), counts=counts, hidden_classes=len(rows) - len(shown))
 
 
 def _as_texts(line: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from distcore_workbench.report.predictions import Confusion
 from distcore_workbench.report.report_content import Content
 from distcore_workbench.report.settings_figure import settings_figure
 from distcore_workbench.report.side_by_side import Facts, cells, headings
-from distcore_workbench.report.terminal import skipped_fraction
+from distcore_workbench.report.terminal import describe_hidden_classes
 
 MOST_COLUMNS = 12
 """Columns of a table that a wide screen shows without breaking words."""
@@ -59,7 +59,7 @@ def _answers(content: Content) -> Iterator[str]:
 
 def _answers_of(name: str, answers: Confusion | list[dict[str, str]]) -> Iterator[str]:
     if isinstance(answers, Confusion):
-        yield f"<h2>{escape(name)}: rows by class, and the classes predicted{skipped_fraction(answers)}</h2>"
+        yield f"<h2>{escape(name)}: rows by class, and the classes predicted{describe_hidden_classes(answers)}</h2>"
         yield shaded_table(["class", *answers.classes], zip(answers.classes, answers.counts, strict=True))
         return
     yield f"<h2>{escape(name)}: the first predictions of the final test</h2>"

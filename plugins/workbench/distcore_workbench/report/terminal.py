@@ -111,7 +111,7 @@ def _width(texts: Sequence[str]) -> int:
 
 def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
     if isinstance(answers, Confusion):
-        say(console, f"{name}: rows by class, and the classes predicted{skipped_fraction(answers)}")
+        say(console, f"{name}: rows by class, and the classes predicted{describe_hidden_classes(answers)}")
         rows = [[one, *map(str, counts)] for one, counts in zip(answers.classes, answers.counts, strict=True)]
         print_cells(console, ["class", *answers.classes], rows, numbers=True)
         return
@@ -120,6 +120,6 @@ def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console:
         print_described(console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()])
 
 
-def skipped_fraction(answers: Confusion) -> str:
+def describe_hidden_classes(answers: Confusion) -> str:
     """Return how many classes a confusion matrix does not show, in words; nothing if it shows all."""
-    return f"; {answers.skipped_fraction} classes with fewer rows are left out" if answers.skipped_fraction else ""
+    return f"; {answers.hidden_classes} classes with fewer rows are left out" if answers.hidden_classes else ""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from distcore import RankInfo
-from distcore_workbench.watchdog.situation import Situation, process
+from distcore_workbench.watchdog.situation import RankState, host_and_pid
 
 T = TypeVar("T")
 ROOT = "distcore-watchdog"
@@ -62,7 +62,7 @@ class Channel:
         )
         self._heard = self._count(f"{ROOT}/asked", 0)
         self._stops_before = self._count(f"{ROOT}/stops", 0)  # of an earlier attempt in the same store
-        self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", process()))
+        self._do(lambda: self._store.set(f"{ROOT}/process-{rank_info.rank}", host_and_pid()))
 
     def heard(self) -> int | None:
         """Return the number of a question that this rank has not heard yet."""
@@ -72,7 +72,7 @@ class Channel:
         self._heard = asked
         return asked
 
-    def answer(self, number: int, situation: Situation) -> None:
+    def answer(self, number: int, situation: RankState) -> None:
         """Answer a question."""
         self._do(lambda: self._store.set(f"{ROOT}/{number}/{situation.rank}", situation.dumps()))
 
@@ -106,7 +106,7 @@ class Channel:
         key = f"{ROOT}/{number}/end"
         return EndOrder(*json.loads(self._do(lambda: self._store.get(key)))) if self._has([key]) else None
 
-    def answers(self, number: int, pause: float) -> dict[int, Situation]:
+    def answers(self, number: int, pause: float) -> dict[int, RankState]:
         """Wait for the answers of the other ranks, which look every ``pause`` seconds; return those that came."""
         keys = {rank: f"{ROOT}/{number}/{rank}" for rank in range(self._info.size) if rank != self._info.rank}
         deadline = time.monotonic() + GRACE + pause
@@ -114,7 +114,7 @@ class Channel:
             time.sleep(POLL)
         came = [rank for rank, key in keys.items() if self._has([key])]
         texts = self._do(lambda: self._store.multi_get([keys[rank] for rank in came])) if came else []
-        return {rank: Situation.loads(text) for rank, text in zip(came, texts, strict=True)}
+        return {rank: RankState.loads(text) for rank, text in zip(came, texts, strict=True)}
 
     def process_of(self, rank: int) -> str:
         """Return machine and number of a rank's process; empty if it has not told."""

@@ -58,7 +58,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Situation:
+class RankState:
     """The place of one rank."""
 
     rank: int
@@ -71,7 +71,7 @@ class Situation:
     """The hook, the pass or the phase; empty outside of all."""
     at: str = ""
     """The innermost line of code that is in no library: function, file and line."""
-    moves: bool = False
+    is_progressing: bool = False
     """Whether it executed anything just now."""
     groups: Mapping[str, Sequence[Collective]] = field(default_factory=dict)
     """The last collectives in each process group in order, by the group's name."""
@@ -98,7 +98,7 @@ class Situation:
         return cls(groups=groups, **values)
 
 
-def process() -> str:
+def host_and_pid() -> str:
     """Return the machine and the number of this process."""
     return f"{socket.gethostname()} {os.getpid()}"
 
@@ -119,18 +119,19 @@ def name_of(frame: FrameType) -> str:
     return f"hook {name}()" if frame.f_code in _HOOKS else f"{name}()"
 
 
-def look(thread: int, rank: int, step: int, seconds: float) -> Situation:
+def capture_state(thread: int, rank: int, step: int, seconds: float) -> RankState:
     """Return the place of this rank, whose run is in ``thread``; takes ``WINDOW`` seconds."""
-    moves, frame = _moves(thread), frame_of(thread)
+    is_progressing = _is_progressing(thread)
+    frame = frame_of(thread)
     stuck, phase = stuck_in(frame), _phase(frame)
     of_phase = f" of {phase}" if phase and stuck and stuck.f_code in _HOOKS else ""
-    return Situation(
+    return RankState(
         rank=rank,
         step=step,
         seconds=seconds,
         inside=f"{name_of(stuck)}{of_phase}" if stuck else phase,
         at=_line(frame),
-        moves=moves,
+        is_progressing=is_progressing,
         groups=collectives(),
     )
 
@@ -170,11 +171,11 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     )
 
 
-def write_stacks(file: Path, situation: Situation, thread: int) -> None:
+def write_stacks(file: Path, situation: RankState, thread: int) -> None:
     """Add the stacks of all threads of this process to a file; ``thread`` is that of the run, and comes first."""
     names = {one.ident: one.name for one in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda one: one[0] != thread)
-    lines = [f"{time.ctime()}: rank {situation.rank} ({process()}) {situation}\n"]
+    lines = [f"{time.ctime()}: rank {situation.rank} ({host_and_pid()}) {situation}\n"]
     for number, frame in frames:
         lines += [f"\nthread {names.get(number, number)}:\n", *traceback.format_stack(frame)]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +202,7 @@ def _phase(frame: FrameType | None) -> str:
     return next((PHASES[module] for module in modules if module in PHASES), "")
 
 
-def _moves(thread: int) -> bool:
+def _is_progressing(thread: int) -> bool:
     """Return whether the stack of a thread changes, or it computes for half of the time that this takes."""
     before, stacks = _cpu_seconds(thread), set()
     for _ in range(LOOKS):

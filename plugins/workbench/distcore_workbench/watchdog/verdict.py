@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
-from distcore_workbench.watchdog.situation import Collective, Situation
+from distcore_workbench.watchdog.situation import Collective, RankState
 
 SHOWN = 8
 """Ranks that a line lists."""
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     """Those of them that do not answer, and so cannot end by themselves."""
 
 
-def verdict(ranks: Mapping[int, Situation], silent: Collection[int], process_of: ProcessOf) -> Verdict:
+def verdict(ranks: Mapping[int, RankState], silent: Collection[int], process_of: ProcessOf) -> Verdict:
     """Return which rank is missing, ``silent`` being those that did not answer.
 
     A rank is missing that has not begun the collective in which others wait, or has begun another one there. Without
@@ -55,19 +55,19 @@ def verdict(ranks: Mapping[int, Situation], silent: Collection[int], process_of:
     return Verdict() if groups else _elsewhere(ranks, process_of)
 
 
-def _members(ranks: Mapping[int, Situation], group: str) -> dict[int, Sequence[Collective]]:
+def _members(ranks: Mapping[int, RankState], group: str) -> dict[int, Sequence[Collective]]:
     """Return the last collectives of ``group`` by rank; none if no rank waits in it."""
     members = {rank: one.groups[group] for rank, one in ranks.items() if group in one.groups}
     return members if any(not last[-1].is_over for last in members.values()) else {}
 
 
-def _late(ranks: Mapping[int, Situation], group: str) -> list[int]:
+def _late(ranks: Mapping[int, RankState], group: str) -> list[int]:
     """Return the ranks that have not begun the newest collective of ``group``, in which others wait."""
     numbers = {rank: last[-1].number for rank, last in _members(ranks, group).items()}
     return [rank for rank, number in numbers.items() if number < max(numbers.values())]
 
 
-def _different(ranks: Mapping[int, Situation], group: str, process_of: ProcessOf) -> Verdict | None:
+def _different(ranks: Mapping[int, RankState], group: str, process_of: ProcessOf) -> Verdict | None:
     """Return the ranks whose collective was another one than that of the others with the same number."""
     members = _members(ranks, group)
     oldest = min((last[-1].number for last in members.values()), default=0)
@@ -84,7 +84,7 @@ def _different(ranks: Mapping[int, Situation], group: str, process_of: ProcessOf
     return Verdict(f"{doing}; {_waiting(ranks[rank] for rank in others)}", tuple(odd))
 
 
-def _elsewhere(ranks: Mapping[int, Situation], process_of: ProcessOf) -> Verdict:
+def _elsewhere(ranks: Mapping[int, RankState], process_of: ProcessOf) -> Verdict:
     """Return the ranks that stand elsewhere than the others."""
     places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, one in ranks.items():
@@ -102,14 +102,14 @@ def _odd(sets: Collection[list[int]]) -> tuple[list[int], list[int]]:
     return odd, sorted(rank for ranks in sets if ranks is not odd for rank in ranks)
 
 
-def _doing(ranks: Mapping[int, Situation], named: list[int], process_of: ProcessOf, what: str) -> str:
+def _doing(ranks: Mapping[int, RankState], named: list[int], process_of: ProcessOf, what: str) -> str:
     one = ranks[named[0]]
     machine, _, number = process_of(one.rank).partition(" ")
     is_or_are = "is" if len(named) == 1 else "are"
     return f"{_names(named)} {is_or_are} {what} {one} (process {number} on {machine})"
 
 
-def _waiting(ranks: Iterable[Situation]) -> str:
+def _waiting(ranks: Iterable[RankState]) -> str:
     """Return where these ranks are."""
     places: defaultdict[tuple[bool, str], list[int]] = defaultdict(list)
     for one in ranks:

@@ -17,9 +17,9 @@ from distcore_workbench.watchdog.channel import Channel, EndOrder, SilentStoreEr
 from distcore_workbench.watchdog.ending import Ending
 from distcore_workbench.watchdog.situation import (
     EVALUATES,
-    Situation,
+    RankState,
+    capture_state,
     frame_of,
-    look,
     name_of,
     rows_of,
     stuck_in,
@@ -165,13 +165,13 @@ class Watch:
             self._ending.kill_silent(named.silent, channel.process_of, named.line)
         self._ending.obey(order)
 
-    def _look(self) -> Situation:
+    def _look(self) -> RankState:
         """Return the place of this rank, and add its stacks to the run folder, which may be what does not answer."""
-        here = look(self._thread, self._info.rank, self._signs.step + 1, time.monotonic() - self._since)
+        here = capture_state(self._thread, self._info.rank, self._signs.step + 1, time.monotonic() - self._since)
         threading.Thread(target=self._write, args=(here,), name="distcore-watchdog-stacks", daemon=True).start()
         return here
 
-    def _write(self, here: Situation) -> None:
+    def _write(self, here: RankState) -> None:
         with contextlib.suppress(OSError):
             write_stacks(self._folder / f"rank-{self._info.rank}.txt", here, self._thread)
 
@@ -187,7 +187,9 @@ class Watch:
         except SilentStoreError:
             self._lose()
             self._is_told = True
-        if self._channel is None and not (stuck.f_code is EVALUATES and look(self._thread, 0, 0, 0.0).moves):
+        evaluates = stuck.f_code is EVALUATES
+        is_at_work = evaluates and capture_state(self._thread, 0, 0, 0.0).is_progressing
+        if self._channel is None and not is_at_work:
             self._name_itself(stuck)
 
     def _name_the_missing(self, channel: Channel, stuck: FrameType) -> bool:
@@ -208,7 +210,7 @@ class Watch:
         if judged.line:
             log.error("%s", f"watchdog: {judged.line}; stacks in {self._folder}")
             self._named = judged
-        elif not all(one.moves for one in ranks.values()):
+        elif not all(one.is_progressing for one in ranks.values()):
             self._name_itself(stuck)
         return True
 

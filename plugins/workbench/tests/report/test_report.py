@@ -246,7 +246,7 @@ def test_samples_of_a_language_model_are_its_texts(runs: Path, capsys: pytest.Ca
 def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are_not(tmp_path: Path) -> None:
     write_predictions(tmp_path, {"label": ["O", "O", "B", None], "prediction": ["O", "B", "B", None]})
     tags = answers_of(tmp_path)
-    assert tags == Confusion(classes=("B", "O"), counts=((1, 0), (1, 1)), skipped_fraction=0)
+    assert tags == Confusion(classes=("B", "O"), counts=((1, 0), (1, 1)), hidden_classes=0)
     write_predictions(tmp_path, {"label": ["x", "y"], "prediction": ["x", "z"]})
     assert isinstance(answers_of(tmp_path), list)
     write_predictions(tmp_path, {"label": 3.5, "prediction": 3.1})
@@ -258,7 +258,7 @@ def test_of_very_many_classes_those_with_most_rows_are_shown(tmp_path: Path) -> 
     write_predictions(tmp_path, *rows)
     confusion = answers_of(tmp_path)
     assert isinstance(confusion, Confusion)
-    assert (len(confusion.classes), confusion.skipped_fraction) == (MOST_CLASSES, 10)
+    assert (len(confusion.classes), confusion.hidden_classes) == (MOST_CLASSES, 10)
 
 
 def test_a_last_line_that_is_being_written_is_left_out(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

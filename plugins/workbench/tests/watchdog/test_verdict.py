@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from distcore_workbench.watchdog.situation import Collective, Situation
+from distcore_workbench.watchdog.situation import Collective, RankState
 from distcore_workbench.watchdog.verdict import verdict
 
 SUM = Collective(number=48, call="all_reduce of float [9]", is_over=False)
 OVER = Collective(number=47, call="all_reduce of float [9]", is_over=True)
 
 
-def at(rank: int, last: Collective | None = None, **more: Any) -> Situation:
+def at(rank: int, last: Collective | None = None, **more: Any) -> RankState:
     groups = {"gloo 0": [last]} if last else {}
     defaults: dict[str, Any] = {"inside": "hook backward()", "at": "backward() (ddp.py:9)"}
-    return Situation(rank=rank, step=7, seconds=4.0, groups=groups, **(defaults | more))
+    return RankState(rank=rank, step=7, seconds=4.0, groups=groups, **(defaults | more))
 
 
-def named(*ranks: Situation, silent: tuple[int, ...] = ()) -> str:
+def named(*ranks: RankState, silent: tuple[int, ...] = ()) -> str:
     return verdict({one.rank: one for one in ranks}, silent, lambda rank: f"node{rank} 10{rank}").line
 
 
@@ -39,9 +39,9 @@ def test_of_two_late_ranks_the_one_that_waits_for_nobody_is_missing() -> None:
     pair = Collective(number=5, call="broadcast of float [2]", is_over=False)
     done = Collective(number=4, call="broadcast of float [2]", is_over=True)
     ranks = [
-        Situation(rank=0, step=7, seconds=4.0, at="a", groups={"gloo 0": [OVER], "gloo 1": [pair]}),
-        Situation(rank=1, step=7, seconds=4.0, at="b", groups={"gloo 1": [done]}),
-        Situation(rank=2, step=7, seconds=4.0, at="c", groups={"gloo 0": [SUM]}),
+        RankState(rank=0, step=7, seconds=4.0, at="a", groups={"gloo 0": [OVER], "gloo 1": [pair]}),
+        RankState(rank=1, step=7, seconds=4.0, at="b", groups={"gloo 1": [done]}),
+        RankState(rank=2, step=7, seconds=4.0, at="c", groups={"gloo 0": [SUM]}),
     ]
     assert named(*ranks).startswith("rank 1 is missing for 4 s, in step 7, at b (process 101 on node1); ")
 
@@ -56,7 +56,7 @@ def test_another_collective_is_named_with_that_of_the_others(call: str) -> None:
 def test_a_rank_that_left_out_a_collective_is_named_though_another_is_ahead() -> None:
     """As of a broadcast on three ranks: rank 2 has its part, rank 0 has not sent that of rank 1."""
     sent = Collective(number=48, call="broadcast of float [5]", is_over=True)
-    ahead = Situation(rank=2, step=7, seconds=4.0, groups={"gloo 0": [sent, replace(SUM, number=49)]})
+    ahead = RankState(rank=2, step=7, seconds=4.0, groups={"gloo 0": [sent, replace(SUM, number=49)]})
     assert named(at(0, replace(sent, is_over=False)), at(1, SUM), ahead).startswith(
         "rank 1 is in another collective, all_reduce of float [9], number 48, for 4 s"
     )
@@ -89,5 +89,5 @@ def test_without_a_record_of_collectives_the_rank_that_is_elsewhere_is_named() -
 
 
 def test_a_place_comes_back_from_its_text() -> None:
-    place = at(1, SUM, moves=True)
-    assert Situation.loads(place.dumps().encode()) == place
+    place = at(1, SUM, is_progressing=True)
+    assert RankState.loads(place.dumps().encode()) == place
