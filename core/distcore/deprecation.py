@@ -12,7 +12,7 @@ class DeprecatedWarning(FutureWarning):
 
 
 def deprecated(what: str, since: str, instead: str) -> None:
-    """Warn, at the line that called the function that calls this, that ``what`` goes, and what to use ``instead``.
+    """Warn, at the caller's call site, that ``what`` is deprecated; ``instead`` names the replacement.
 
     ``since`` is the first version of the distribution that warns, such as ``0.2``. A test holds ours to ``removal``.
     """

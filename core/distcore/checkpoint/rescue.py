@@ -42,7 +42,7 @@ class Rescue:
         self._optimizer = run.optimizer if can else None
 
     def is_whole(self, progress: Progress) -> None:
-        """Say that the state in memory is that of ``progress``, and that nothing is left to do after it."""
+        """Record that memory holds a complete step: ``progress``."""
         self._whole = progress if self._has_stepped else None  # an optimizer that calls no hook is not trusted
 
     def _begins_to_change(self, *_: object) -> None:

@@ -30,7 +30,7 @@ FILE_BYTES = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A tensor, consecutive elements of a flattened one, or a box of one, that is written to one file."""
+    """The unit of writing, in one file: a whole tensor, a flat slice of it, or a box."""
 
     name: str
     """Name of the tensor, such as ``model/head.weight``."""

@@ -89,7 +89,7 @@ def _replay(
 
     def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
         def made_of(name: str) -> tuple[int, int]:
-            """Return the elements of the base that the wanted ones are, or of whose rows they are made."""
+            """Return the range of base elements from which the wanted range is computed."""
             start, count = wanted(name)
             if origins[name].make is None or not count:
                 return start, count

@@ -16,7 +16,7 @@ LAWS = {
 """Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the core can break it."""
 
 SCALE = "gradients are "
-"""Begins a note that says what is wrong with all gradients, and so with whatever is trained by them."""
+"""Prefix of notes on a scale error of all gradients, which explains later failures."""
 EXACT = 0.0
 """No error at all."""
 FP32 = 1e-5

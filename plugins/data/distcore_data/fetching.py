@@ -1,7 +1,7 @@
 """Copies of remote files in the cache, of which some are fetched ahead of a reader, and dropped when it is done.
 
-A copy is a whole file, and there is ``room`` for some. Those that were not read for the longest time are dropped, then
-those with which this reader is done, the last one first, because it will begin at the first one again.
+A copy is a whole file, and ``room`` bounds all copies together. Eviction: least recently read first; then this reader's
+finished files, newest first, because the next epoch starts with the oldest.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _let_go(file: Path) -> None:
 
 
 class _Room:
-    """The room that copies take, of which a reader needs those of some files, in their order."""
+    """Disk space of cached copies, and the copies that this reader still needs, in reading order."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Look at the copies that are there. Raises DataError."""

@@ -75,7 +75,7 @@ class FSDPStrategy(FSDPOptions):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The declaration: of replicated shards ranks that are left may hold all."""
+        """The declaration. With replicas, the surviving ranks can save alone."""
         return Capabilities(
             spec_version=3,
             gradients="sum",

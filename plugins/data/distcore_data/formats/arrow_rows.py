@@ -18,7 +18,7 @@ from distcore_data.formats.places import START, Place
 from distcore_data.room import ON_REMOVAL
 
 NEAR = 16
-"""Rows that are read together if one of them is asked for by number, of files that are read at any row."""
+"""Rows that are decoded for each random access."""
 FILES = 1024
 """Most files of which rows are read by number that stay mapped."""
 FILE, END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"

@@ -28,7 +28,7 @@ class FetchedAhead:
     order: RowOrder
     """The order."""
     fetch: Callable[[np.ndarray], None]
-    """Is told some rows that come, in order, int64 ``(n,)``."""
+    """Called with upcoming rows, in order, int64 ``(n,)``."""
     positions: int
     """Positions that it looks ahead."""
     told: dict[int, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class EpochAhead:
 
 
 def fetch_ahead(files: Sequence[Path]) -> None:
-    """Fetch files, as many as have room beside as many others, in a thread, unless one is at it."""
+    """Download in the background, up to half of the cache; do nothing while a download runs."""
     global _AHEAD  # one at a time in a process
     if _AHEAD and _AHEAD.is_alive():
         return

@@ -23,7 +23,7 @@ STORED = 2**16
 
 @dataclass(frozen=True, slots=True)
 class EvenBounds:
-    """Bounds of shards of one size, of which the last may have fewer rows, without memory; implements ``Column``."""
+    """Computed bounds of equal shards, the last of which may be shorter; implements ``Column``."""
 
     start: int
     """The first row."""

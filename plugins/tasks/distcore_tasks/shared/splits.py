@@ -47,7 +47,7 @@ Refuse = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[R]):
-    """The rows of one dataset, which are some rows of a source."""
+    """A subset of a source: train, evaluation or test."""
 
     rows: R
     """All rows of the source."""

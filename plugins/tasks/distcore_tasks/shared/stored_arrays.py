@@ -45,7 +45,7 @@ class Entries(Protocol):
 
 
 class Nameless:
-    """A file without a name, on the disk of the cache, which gets its room back when nobody has this object."""
+    """An unlinked temporary file on the disk of the cache, freed with this object."""
 
     def __init__(self) -> None:
         """Create the file. Raises OSError."""

@@ -47,7 +47,7 @@ EVALUATES = ("longest-first", "sequential")
 """Orders of rows of an evaluation."""
 PATIENCE = 60.0
 """Seconds of training before the model's operations are counted, which takes some: a short run pays nothing for it.
-Nor is a run of one attempt told where its time went if there was no more of it."""
+A run of one attempt that is shorter prints no goodput line either."""
 
 
 @dataclass

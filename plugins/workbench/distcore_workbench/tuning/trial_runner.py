@@ -38,7 +38,7 @@ NO_MEMORY = re.compile(
 
 
 def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
-    """Return a config as it is tried: few steps, no checkpoints of its own, nobody told of it.
+    """Return a config as it is tried: few steps, no checkpoints, no progress line and no metrics.
 
     A ``screen`` is without dropout, whose masks depend on how a step is cut, and at a constant rate, so that losses do
     not depend on the number of steps; it logs every step.

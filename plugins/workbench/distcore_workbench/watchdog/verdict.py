@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 def verdict(ranks: Mapping[int, RankState], silent: Collection[int], process_of: ProcessOf) -> Verdict:
     """Return which rank is missing, ``silent`` being those that did not answer.
 
-    A rank is missing that has not begun the collective in which others wait, or has begun another one there. Without
+    A rank is missing if it has not entered the collective in which others wait, or entered another one. Without
     a record of collectives it is the one that stands elsewhere.
     """
     if silent:

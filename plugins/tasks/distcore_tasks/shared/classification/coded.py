@@ -85,7 +85,7 @@ class CodedLabels(Sequence[Any]):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CodedTargets:
-    """What labels are encoded as, which is in memory once for each distinct one; implements ``Entries``."""
+    """Encoded labels: each distinct value once, rows by code; implements ``Entries``."""
 
     codes: Entries
     """Place of the target of each row, integers ``(rows,)``."""
@@ -142,7 +142,7 @@ def distinct_targets(labels: Entries) -> tuple[np.ndarray, np.ndarray]:
 
 
 class LabelCoder:
-    """Labels that are told one after the other."""
+    """Collects labels row by row."""
 
     def __init__(self) -> None:
         """Begin without labels. Raises OSError if the disk of the cache cannot be written."""

@@ -174,7 +174,7 @@ class StreamedDataset(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamedRows(StreamedDataset):
-    """Rows whose batches are those of a dataset that has them in memory."""
+    """Streamed rows, collated by the class of rows in memory."""
 
     stored: Callable[[Sequence[Encoded]], Any]
     """Return the dataset of some rows."""
