@@ -49,7 +49,8 @@ def optional_command(name: str, needs: str) -> Any:
 def summaries() -> dict[str, str]:
     """Return the line of help of each command that is installed, by name. Imports no command."""
     own = {name: _summary(f"distcore.cli.commands.{name}") for name in OWN}
-    return own | {name: _summary(offered[0].value) for name, offered in registry.offers("commands").items()}
+    others = {name: offered[0] for name, offered in registry.offers("commands").items() if name not in own}
+    return own | {name: _summary(entry.value) for name, entry in others.items()}
 
 
 def _summary(module: str) -> str:
