@@ -119,7 +119,7 @@ class Tracker(ABC):
                 action()
             except Exception as error:  # of a library, which may raise anything
                 self._is_open = False
-                reason = " ".join(str(error).split()) or type(error).__name__
+                reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
                 log.warning("tracker %s: %s; the run goes on without it", self.name, reason)
 
 
