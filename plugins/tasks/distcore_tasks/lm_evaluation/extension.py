@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distcore_tasks.lm_evaluation.model import RunModel
 
 log = logging.getLogger("distcore")
-INSTALL = "pip install 'distcore[lm-eval]'"
+INSTALL = "pip install 'distcore-tasks[lm-eval]'"
 
 
 @dataclass
