@@ -249,6 +249,16 @@ def _is_plugin(name: str) -> bool:
     return name in extras
 
 
+def is_installed(library: str) -> bool:
+    """Return True if a module is there to be imported, without importing it.
+
+    A folder of data with its name does not count, such as ``datasets`` beside a script: Python would import it as an
+    empty package.
+    """
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None
+
+
 def how_to_install(name: str) -> str:
     """Return the line that installs a distribution of this project from where the core came: a checkout, or wheels."""
     came = json.loads(Distribution.from_name(CORE).read_text("direct_url.json") or '{"url": ""}')["url"]

@@ -326,3 +326,12 @@ def test_an_evaluation_is_one_line() -> None:
     assert describe_evaluation("evaluation at step 120", summary) == (
         "evaluation at step 120: loss 0.412, accuracy 0.873, evaluated 320 of 320"
     )
+
+
+def test_a_folder_of_data_is_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a script, Python would import it as an empty package."""
+    (tmp_path / "sentences").mkdir()
+    (tmp_path / "words.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not registry.is_installed("sentences")
+    assert registry.is_installed("words")

@@ -137,6 +137,14 @@ def test_what_pip_installs_is_there(page: str, command: str) -> None:
             assert source in OF_OTHERS, word
 
 
+def test_a_message_names_extras_of_its_own_distribution_alone() -> None:
+    """It is installed, so pip finds it where no index has it; ``how_to_install`` says where another one is."""
+    for folder in (ROOT / "core", *(ROOT / "plugins").iterdir()):
+        for file in folder.glob("distcore*/**/*.py"):
+            for named in re.findall(r"pip install '?(distcore[\w-]*)", file.read_text(encoding="utf-8")):
+                assert named == f"distcore-{folder.name}", file
+
+
 def extras_of(folder: Path) -> dict[str, list[str]]:
     """Return the extras of a distribution with what each brings."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,20 +45,27 @@ def readme_environment(
     """A function that answers with an environment that README's install line has made, one of each kind.
 
     ``checkout``: as the line stands there; ``wheels`` and ``wheels-newest``: from wheels, for this Python and for the
-    newest one of this machine.
+    newest one of this machine. Minutes go by until one is there: with ``DISTCORE_TEST_ENVIRONMENTS``, a folder, they
+    stay in it for the next call. Whoever changes the code afterwards removes them.
     """
+    kept = os.environ.get("DISTCORE_TEST_ENVIRONMENTS")
 
     @cache
     def make(kind: str) -> Path:
         python = newest_python() if kind.endswith("newest") else sys.executable
         if python is None:
             pytest.skip(f"no Python behind {sys.version_info.major}.{sys.version_info.minor} is on this machine")
-        home = environment(tmp_path_factory.mktemp(kind) / "environment", python)
+        home = Path(kept) / kind if kept else tmp_path_factory.mktemp(kind) / "environment"
+        complete = home / "complete"
+        if complete.exists():
+            return home
+        environment(home, python)
         shell("pip install torch", home)
         (line,) = (line for line in lines(ROOT / "README.md", "sh") if program(line) == "pip")
         if kind.startswith("wheels"):
             line = from_wheels(line, request.getfixturevalue("distributions"))
         shell(line, home)
+        complete.touch()
         return home
 
     return make

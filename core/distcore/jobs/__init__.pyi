@@ -64,6 +64,8 @@ from distcore.rank_environment.network import is_here as is_here
 from distcore.rank_environment.network import port_for_ranks as port_for_ranks
 from distcore.rank_environment.network import where as where
 from distcore.registry import distribution as distribution
+from distcore.registry import how_to_install as how_to_install
+from distcore.registry import is_installed as is_installed
 from distcore.registry import load as load
 from distcore.registry import offers as offers
 from distcore.resolve import strategies as strategies

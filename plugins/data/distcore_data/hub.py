@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
+from distcore.jobs import is_installed
 from distcore_data.cache import MANIFEST, cached_folder
 
 FORMAT = 1
@@ -47,7 +47,7 @@ def _fetch(folder: Path, name: str, config: str | None) -> None:
 def _load(name: str, config: str | None) -> Mapping[str, Any]:
     """Return the dataset's splits, downloaded and turned into Arrow files by datasets."""
     said = f"data {name!r}: neither a file nor a folder"
-    if find_spec("datasets") is None:
+    if not is_installed("datasets"):
         needed = "names of the hub need the package datasets, which is not installed"
         raise DataError(f"{said}, and {needed}. Install it with: pip install datasets")
     with _silence_datasets():

@@ -219,6 +219,6 @@ def test_a_hub_that_cannot_be_reached_is_one_line(hub: Path) -> None:
 
 
 def test_names_of_the_hub_need_an_extra(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore_data.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("distcore_data.hub.is_installed", lambda name: False)
     with pytest.raises(DataError, match=r"Install it with: pip install datasets"):
         find_split("tiny/chats")

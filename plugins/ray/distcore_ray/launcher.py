@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from distcore import ConfigError
+from distcore.jobs import is_installed
 from distcore.launchers import Command, LaunchPlan, LaunchSpec, refuse, run_command, train_command
 from distcore_clusters import check_restarts, need_nproc, variables_elsewhere
 
@@ -61,6 +61,6 @@ class RayLauncher:
 
     def run(self, plan: LaunchPlan) -> int:
         """Run the driver. Raises ConfigError if Ray is not installed."""
-        if find_spec("ray") is None:
+        if not is_installed("ray"):
             raise ConfigError("--launcher ray: Ray is not installed: pip install ray, on all its nodes")
         return run_command(plan)

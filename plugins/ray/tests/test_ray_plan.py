@@ -84,7 +84,7 @@ def test_what_it_cannot_start_is_one_line(asked: dict[str, Any], message: str) -
 
 def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("distcore_ray.launcher.find_spec", lambda name: None)
+    monkeypatch.setattr("distcore_ray.launcher.is_installed", lambda name: False)
     with pytest.raises(ConfigError, match=r"^--launcher ray: Ray is not installed: pip install ray"):
         RayLauncher().run(RayLauncher().plan(SPEC))
 

@@ -24,7 +24,9 @@ SETTINGS = {
 }
 """Environment variables of MLflow, unless they are set."""
 LONGEST_PARAM = 6000
-"""Characters that MLflow takes."""
+"""Characters of a parameter that MLflow takes."""
+LONGEST_NAME = 250
+"""Characters of a name that MLflow takes."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ class MLflow(Tracker):
         self._id = known or self._new_run(out.name)
         there = self._client.get_run(self._id).data.params  # what is there cannot be changed
         values = flat(flatten(run.config.model_dump(mode="json")))
-        params = {re.sub(r"[^\w\-. /]", "_", key): value[:LONGEST_PARAM] for key, value in values.items()}
+        params = {_name_for_mlflow(key): value[:LONGEST_PARAM] for key, value in values.items()}
         new = [Param(key, value) for key, value in params.items() if key not in there]
         self._client.log_batch(self._id, params=new)
         self._client.log_text(self._id, dump_config(run.config), "config.yaml")
@@ -75,7 +77,8 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1e3)
-        new = [Metric(name, value, now, step) for name, value in values.items() if step not in self._steps_of(name)]
+        named = {_name_for_mlflow(name): value for name, value in values.items()}
+        new = [Metric(name, value, now, step) for name, value in named.items() if step not in self._steps_of(name)]
         self._client.log_batch(self._id, metrics=new)
 
     def text(self, name: str, value: str, step: int) -> None:
@@ -106,3 +109,13 @@ class MLflow(Tracker):
             history = self._client.get_metric_history(self._id, metric)
             self._seen[metric] = {point.step for point in history}
         return self._seen[metric]
+
+
+def _name_for_mlflow(name: str) -> str:
+    """Return the name as MLflow takes it: it refuses other signs, and paths such as ``a//b`` or ``a/../b``.
+
+    One name that it refuses would end the whole record, with the losses of all later steps.
+    """
+    parts = re.sub(r"[^\w\-. /]", "_", name).split("/")
+    plain = ("_" * len(part) if part in (".", "..") else part for part in parts if part)
+    return "/".join(plain)[:LONGEST_NAME]

@@ -6,13 +6,12 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from distcore import Evaluation, Progress, Report, Run, StrategyError, World, hookimpl
 from distcore.files import strict_json, write_atomically
-from distcore.jobs import find, provenance_of
+from distcore.jobs import find, is_installed, provenance_of
 
 log = logging.getLogger("distcore")
 
@@ -35,7 +34,7 @@ class Tracker(ABC):
 
     def __post_init__(self) -> None:
         self._is_open = False
-        if not _is_installed(self.library):  # fails before any rank starts; the package is not imported
+        if not is_installed(self.library):  # fails before any rank starts; the package is not imported
             raise StrategyError(
                 f"extension {self.name!r}: the package {self.library} is not installed. "
                 f"Install it with: pip install {self.library}"
@@ -119,7 +118,7 @@ class Tracker(ABC):
                 action()
             except Exception as error:  # of a library, which may raise anything
                 self._is_open = False
-                reason = " ".join(str(error).split()) or type(error).__name__
+                reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
                 log.warning("tracker %s: %s; the run goes on without it", self.name, reason)
 
 
@@ -135,9 +134,3 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 def _named(group: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f"{group}/{name}": value for name, value in values.items() if name != "step"}
-
-
-def _is_installed(library: str) -> bool:
-    """Return True if the library is installed. A folder of the same name, as trackers create it, does not count."""
-    spec = find_spec(library)
-    return spec is not None and spec.origin is not None

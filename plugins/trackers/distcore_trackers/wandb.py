@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -43,6 +44,8 @@ class WeightsAndBiases(Tracker):
 
     def open(self, run: Run, progress: Progress, known: str | None) -> str:
         """Begin a run of Weights & Biases, or go on with one, and give it the config."""
+        # Else it asks a terminal for a key that is missing, and the other ranks wait for the answer.
+        os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         out = Path(str(run.config.out)).absolute()

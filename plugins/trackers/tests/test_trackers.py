@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pty
 import re
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -274,6 +276,54 @@ def test_a_tracker_that_fails_is_one_line(
     assert re.search(said, line)
     printed = [line for line in "".join(capfd.readouterr()).splitlines() if "Loaded credentials" not in line]
     assert not printed  # no traceback, and none of a thread either
+
+
+BEGIN_ONLINE = """
+import logging
+from types import SimpleNamespace
+from distcore import Progress, RunConfig
+from distcore_trackers.wandb import WeightsAndBiases
+logging.getLogger("distcore").addHandler(logging.StreamHandler())
+run = SimpleNamespace(config=RunConfig(out="run", nproc=1), world=SimpleNamespace(is_main=True))
+WeightsAndBiases(mode="online").on_run_start(run, Progress())
+"""
+
+
+@pytest.mark.programs
+def test_at_a_terminal_a_missing_key_is_one_line_and_no_question(tmp_path: Path) -> None:
+    without_key = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
+    home = {"HOME": str(tmp_path), "WANDB_BASE_URL": UNREACHABLE}
+    terminal, end_of_child = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN_ONLINE],
+        cwd=tmp_path, env=without_key | home, stdin=end_of_child, stdout=end_of_child, stderr=end_of_child,
+        timeout=60, check=False,
+    )  # fmt: skip
+    printed = os.read(terminal, 10_000).decode()
+    assert done.returncode == 0, printed
+    assert printed.splitlines() == [
+        "tracker wandb: No API key configured. Use `wandb login` to log in; the run goes on without it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("train/loss", "train/loss"),
+        ("eval/recall@1", "eval/recall_1"),
+        ("eval/f1 (macro)", "eval/f1 _macro_"),
+        ("extensions.../early.py:Shout", "extensions.../early.py_Shout"),
+        ("options.https://there/./../x", "options.https_/there/_/__/x"),
+        ("eval/" + "a" * 300, "eval/" + "a" * 245),
+    ],
+)
+def test_mlflow_records_under_a_name_that_it_takes(name: str, accepted: str, tmp_path: Path) -> None:
+    run = made_up_run(tmp_path)
+    listener = tracker("mlflow")
+    listener.on_run_start(run, Progress())
+    listener.scalars({name: 0.5, "train/lr": 0.1}, 1)  # raises if MLflow refuses the name
+    listener._end(finished=True)
+    assert mlflow_run(tmp_path).data.metrics == {accepted: 0.5, "train/lr": 0.1}
 
 
 @pytest.mark.parametrize(("name", "options"), [("tensorboard", {"folder": "disk/x"}), ("mlflow", {"uri": "disk/x"})])

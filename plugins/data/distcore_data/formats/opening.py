@@ -8,11 +8,11 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
+from distcore.jobs import is_installed
 from distcore_data.encodings import not_utf8
 from distcore_data.formats.columns import RowError
 from distcore_data.formats.places import START, Place
@@ -113,5 +113,5 @@ def reason(error: BaseException) -> str:
 
 def need_pyarrow(name: str) -> None:
     """Raise DataError if pyarrow, which reads the source ``name``, is not installed."""
-    if find_spec("pyarrow") is None:
+    if not is_installed("pyarrow"):
         raise DataError(f"{name}: needs pyarrow, which is not installed: pip install pyarrow")

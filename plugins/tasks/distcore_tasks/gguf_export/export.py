@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from distcore import ConfigError, TrainedModel
+from distcore.jobs import is_installed
 from distcore_tasks.gguf_export.families import family_of
 from distcore_tasks.gguf_export.file import write_gguf
 from distcore_tasks.gguf_export.read_back import prove
@@ -38,7 +38,7 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     A LoRA adapter is always merged. Raises ConfigError without the library gguf, and for a model or a tokenizer that
     llama.cpp would compute otherwise; and OSError.
     """
-    if importlib.util.find_spec("gguf") is None:
+    if not is_installed("gguf"):
         raise ConfigError("--format gguf: gguf is not installed; pip install gguf")
     module: Any = trained.module
     family = family_of(module)

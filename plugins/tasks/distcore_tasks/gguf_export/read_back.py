@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import TrainedModel, silence_transformers
+from distcore.jobs import is_installed
 from distcore_tasks.gguf_export.families import rope_factors
 from distcore_tasks.huggingface_export.read_back import drawn_inputs
 
@@ -24,7 +24,7 @@ def prove(file: Path, trained: TrainedModel) -> Proof:
     """Compare the answers of ``file`` with those of the model of the run."""
     module: Any = trained.module
     drawn = partial(drawn_inputs, module)
-    if importlib.util.find_spec("llama_cpp") is not None:
+    if is_installed("llama_cpp"):
         # llama.cpp keeps keys and values in half precision.
         return trained.prove("llama.cpp", partial(LlamaCpp, file), torch.float16, drawn)
     return trained.prove("transformers", partial(_by_transformers, file, module), drawn=drawn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import ConfigError, TrainedModel
+from distcore.jobs import is_installed
 from distcore_tasks.graph_export.graph import Graph, ReadBack, finish, graph_of, quietly
 from distcore_tasks.huggingface_export.card import ONNX
 
@@ -28,7 +28,7 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
     A LoRA adapter is always merged. Raises ConfigError without the libraries that write ONNX, for weights in bf16,
     which onnxruntime does not compute with on a CPU, and for a model that is not one graph; and OSError.
     """
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
     if missing:
         raise ConfigError(f"--format onnx: {' and '.join(missing)} not installed; pip install {' '.join(missing)}")
     graph = graph_of(trained, "onnx")
@@ -51,7 +51,7 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
 
 def _load(to: Path, graph: Graph) -> nn.Module:
     """Return the graph as onnxruntime computes it; raises NotImplementedError without that library."""
-    if importlib.util.find_spec("onnxruntime") is None:
+    if not is_installed("onnxruntime"):
         raise NotImplementedError("onnxruntime is not installed")
     import onnxruntime
 

@@ -6,13 +6,13 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distcore import DataError
 from distcore.files import GIT_LFS
+from distcore.jobs import is_installed
 from distcore_data import BadRows
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CHUNK = 256
 
 def check_pillow(name: str) -> None:
     """Raise DataError if Pillow is not installed. ``name``: the data that needs it."""
-    if find_spec("PIL") is None:
+    if not is_installed("PIL"):
         raise DataError(f"{name}: the package Pillow is not installed. Install it with: pip install pillow")
 
 

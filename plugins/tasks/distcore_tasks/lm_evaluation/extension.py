@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from distcore import ConfigError, Datasets, Progress, Report, Run, Task, hookimpl
-from distcore.jobs import use_average
+from distcore.jobs import is_installed, use_average
 
 if TYPE_CHECKING:
     from distcore_tasks.lm_evaluation.model import RunModel
 
 log = logging.getLogger("distcore")
-INSTALL = "pip install 'distcore[lm-eval]'"
+INSTALL = "pip install 'distcore-tasks[lm-eval]'"
 
 
 @dataclass
@@ -42,6 +42,8 @@ class LmEval:
 
     def __post_init__(self) -> None:
         self._measured = -1
+        if not is_installed("lm_eval"):  # fails before any rank starts; the package is not imported
+            raise ConfigError(f"extension lm_eval: the package lm-eval is not installed. Install it with: {INSTALL}")
         if not self.tasks:
             raise ConfigError("extension lm_eval: extensions.lm_eval.tasks is empty; name some, such as [hellaswag]")
 

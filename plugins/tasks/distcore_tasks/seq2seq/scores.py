@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from distcore import ConfigError
+from distcore.jobs import is_installed
 
 NAMES = ("exact_match", "bleu", "chrf")
 """The metrics of ``scores``."""
@@ -13,7 +13,7 @@ NAMES = ("exact_match", "bleu", "chrf")
 
 def check_scores() -> None:
     """Raise ConfigError if sacrebleu is not installed, without importing it."""
-    if find_spec("sacrebleu") is None:
+    if not is_installed("sacrebleu"):
         raise ConfigError(
             "task_options.max_new_tokens: scoring needs the package sacrebleu, which is not installed. "
             "Install it with: pip install sacrebleu"

@@ -92,7 +92,7 @@ def test_the_digits_need_no_pillow_and_no_resizing(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_pillow_one_line_says_how_to_install_it(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore_tasks.image_classification.decoding.find_spec", lambda name: None)
+    monkeypatch.setattr("distcore_tasks.image_classification.decoding.is_installed", lambda name: False)
     install = re.escape("the package Pillow is not installed. Install it with: pip install pillow")
     for data in (photos, photos.parent / "rows.parquet"):
         data.touch()

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from distcore import ConfigError
 from distcore.jobs import Checkpoint, find
+from distcore_tasks.lm_evaluation.extension import LmEval
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 
@@ -168,3 +170,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(trained: Path, more: str
     assert done.returncode == 2
     assert last.startswith("error: extension lm_eval: ")
     assert says in last
+
+
+def test_a_run_without_lm_eval_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # Python's own way to say that it cannot be imported
+    with pytest.raises(ConfigError, match=r"lm-eval is not installed.*pip install 'distcore-tasks"):
+        LmEval(tasks=["my_choice"])

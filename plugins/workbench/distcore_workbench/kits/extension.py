@@ -8,14 +8,12 @@ from itertools import count
 from typing import Any
 
 from distcore import dump_config
-from distcore.jobs import offers
 from distcore.testing import Measured, needs
 from distcore_workbench.kits.extension_lab import HALF, ExtensionLab, Trained, extension_lab
-from distcore_workbench.kits.kit import Kit, none_of, unchecked_options
+from distcore_workbench.kits.kit import Kit, needs_two_ranks, none_of, unchecked_options
 from distcore_workbench.kits.missing import packages_of_extras, train_without
 
 KIT = Kit("extension", extension_lab)
-TWO_RANKS = "ddp is not installed: pip install 'distcore[ddp]'"
 
 
 @KIT.law("surprise")
@@ -68,14 +66,14 @@ def continues(lab: ExtensionLab) -> Measured:
 @KIT.law("agreement")
 def two_ranks(lab: ExtensionLab) -> Measured:
     """Two ranks train with the extension as without it."""
-    needs("ddp" in offers("strategies"), TWO_RANKS)
+    needs_two_ranks()
     return _same_weights(*lab.two_ranks)
 
 
 @KIT.law("surprise")
 def no_collective(lab: ExtensionLab) -> Measured:
     """The extension adds no collective to a run of two ranks; what run.log gets is reduced with the loss."""
-    needs("ddp" in offers("strategies"), TWO_RANKS)
+    needs_two_ranks()
     off, on = (trained.collectives for trained in lab.two_ranks)
     wrong = [f"{count} of {name}" for name, count in (on - off).items()]
     return none_of(wrong, f"collectives beside {sum(off.values())}", "log by run.log, with the name in logs")

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from distcore import ConfigError, DistcoreError, nearest
-from distcore.testing import Case, Finding, Measured
+from distcore.jobs import how_to_install, offers
+from distcore.testing import Case, Finding, Measured, needs
 
 EXACT = 0.0
 """No error at all."""
@@ -72,6 +73,11 @@ def none_of(wrong: Iterable[str], what: str, then: str) -> Measured:
     names = list(wrong)
     note = f"{what}: {', '.join(names[:3])}; {then}" if names else f"{what}: none"
     return Measured(error=len(names), bound=EXACT, note=note)
+
+
+def needs_two_ranks() -> None:
+    """Leave out the case where no strategy is installed that two ranks train under, and say how to get one."""
+    needs("ddp" in offers("strategies"), f"ddp is not installed: {how_to_install('distcore-ddp')}")
 
 
 WRONG = {"no": ["value"]}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from distcore import launch
-from distcore.jobs import difference, offers
+from distcore.jobs import difference
 from distcore.testing import Measured, change_random_state, needs
-from distcore_workbench.kits.kit import FP32, Kit, drawn, none_of, unchecked_options
+from distcore_workbench.kits.kit import FP32, Kit, drawn, needs_two_ranks, none_of, unchecked_options
 from distcore_workbench.kits.optimizer_lab import (
     STEPS,
     OptimizerLab,
@@ -123,7 +123,7 @@ def slices_alike(lab: OptimizerLab) -> Measured:
 @KIT.law("gradient")
 def two_ranks(lab: OptimizerLab) -> Measured:
     """Two ranks under ddp train what one process trains."""
-    needs("ddp" in offers("strategies"), "ddp is not installed: pip install 'distcore[ddp]'")
+    needs_two_ranks()
     lab.train("alone")
     launch(partial(lab.train, "two ranks", changes={"strategy": "ddp", "nproc": 2}), nproc=2, timeout=60)
     alone, together = lab.tensors_of("alone"), lab.tensors_of("two ranks")
