@@ -19,7 +19,7 @@ def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytes
     assert strategies["single"]["declares"]["processes"] == "one"
     assert strategies["single"]["distribution"] == "distcore-core 0.1.0"
     bucket = {option["name"]: option for option in strategies["ddp"]["options"]}["bucket_mb"]
-    assert (bucket["type"], bucket["default"]) == ("int", "25")
+    assert (bucket["type"], bucket["default"]) == ("int ≥ 0", "25")
     assert bucket["doc"].startswith("Gradient bucket size in MiB")
 
 
