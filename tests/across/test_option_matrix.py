@@ -142,7 +142,7 @@ def train_each(folder: Path, strategy: str, rows: Mapping[tuple[str, bool], Row]
     for (name, lora), row in rows.items():
         place = folder_of(folder, name, lora)
         checkpoint = place / f"run/checkpoints/step-{HALF:08d}"
-        runs = {
+        runs: dict[str, dict[str, Any]] = {
             "run": {"strategy": strategy, "strategy_options": row.options},
             "elsewhere": {"strategy": other_than(strategy), "resume": str(checkpoint)},
         }

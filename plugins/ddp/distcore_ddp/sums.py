@@ -47,7 +47,7 @@ def sum_hook(compression: str = "none") -> CommHook:
     def send(state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         gradient: Tensor = bucket.buffer()
         if isinstance(state, Sending) and not state.is_on:
-            kept: Future[Tensor] = Future()  # type: ignore[no-untyped-call]
+            kept: Future[Tensor] = Future()
             kept.set_result(gradient)
             return kept
         sent = gradient if dtype is None else gradient.to(dtype)

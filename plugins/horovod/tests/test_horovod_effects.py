@@ -24,7 +24,6 @@ pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore
 
 import horovod.torch.optimizer as horovod_optimizer
 
-from distcore_horovod import strategy
 from distcore_horovod.gradients import group_gradients
 from distcore_horovod.library import hvd
 from distcore_horovod.strategy import HorovodStrategy
@@ -163,7 +162,7 @@ IDLE: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_an_option_without_effect_is_one_line(
     options: dict[str, Any], kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategy.hvd, "mpi_built", lambda: True)
+    monkeypatch.setattr(hvd, "mpi_built", lambda: True)
     job: dict[str, Any] = {"strategy": "horovod", "nproc": 2, "device": "cpu", "lr": 0.1, "out": "never-made"}
     config = RunConfig.model_validate(job | {"strategy_options": options, "clip": {"norm": None}})
     with pytest.raises(kind, match=message):
