@@ -32,7 +32,7 @@ from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.proof import Proof
 from distcore.engine.shared_folder import check_shared
-from distcore.errors import StoppedError, StrategyError, refuse_exit
+from distcore.errors import StoppedError, StrategyError, refuse_endings
 from distcore.files import absolute, hold
 from distcore.model import averages
 from distcore.model.gradient_hooks import hooked_parameters, refuse_lost_hooks
@@ -67,7 +67,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with arithmetic_of(resolved.config), refuse_exit(), refuse_inner_gradients(hooks):
+        with arithmetic_of(resolved.config), refuse_endings(), refuse_inner_gradients(hooks):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error), error.exit_code
