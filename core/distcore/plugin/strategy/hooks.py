@@ -20,7 +20,12 @@ from distcore.errors import StrategyError, nearest
 from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.report import Report
 from distcore.plugin.strategy import defaults
-from distcore.plugin.strategy.capabilities import OLDEST_SPEC_VERSION, SPEC_VERSION, Capabilities
+from distcore.plugin.strategy.capabilities import (
+    OLDEST_SPEC_VERSION,
+    SPEC_VERSION,
+    Capabilities,
+    ComputesElsewhere,
+)
 from distcore.plugin.strategy.contract import (
     BuiltModel,
     Evaluation,
@@ -66,7 +71,7 @@ class Hooks:
 
         Raises StrategyError for a hook method without ``@hookimpl``, an unknown argument or another spec version.
         """
-        self.name = name
+        self.name, self._strategy = name, strategy
         self.capabilities = capabilities_of(name, strategy)
         self._manager = pluggy.PluginManager("distcore")
         self._manager.add_hookspecs(Operations)
@@ -189,6 +194,10 @@ class Hooks:
         if answer.keys() != outputs.keys():
             self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
         return answer
+
+    def computed_weights(self, run: Run) -> State:
+        """Return the parts of weights with which the strategy's model computes, where the module does not have them."""
+        return self._strategy.computed_weights(run) if isinstance(self._strategy, ComputesElsewhere) else {}
 
     def save_checkpoint(self, run: Run) -> State:
         """Call the hook; add the modules' extra state. Raises StrategyError unless the hook returns a dict."""
