@@ -426,7 +426,8 @@ def test_a_task_file_that_has_changed_since_is_said(
 
 def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
     """torch's own words for it; the message of any other error stays."""
-    run: Any = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")), capabilities=PLAIN)
+    cpu = SimpleNamespace(device=torch.device("cpu"))
+    run: Any = SimpleNamespace(world=cpu, capabilities=PLAIN, config=RunConfig())
     hooks: Any = SimpleNamespace(name="one")
     words = "aten.add.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before"
     with (
@@ -436,6 +437,40 @@ def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
         raise RuntimeError(words)
     with pytest.raises(RuntimeError, match="another"), explain_mixed_devices(run, hooks):
         raise RuntimeError("another")
+
+
+SIXTEEN = torch.ones(2, 2, dtype=torch.bfloat16)
+WIDE = torch.ones(2, 2)
+MIXTURES: dict[str, Any] = {
+    "a matrix": lambda: nn.functional.linear(WIDE, SIXTEEN),
+    "a batch of them": lambda: torch.bmm(WIDE[None], SIXTEEN[None]),
+    "a sum of one": lambda: torch.addmm(WIDE, SIXTEEN, SIXTEEN),
+    "a convolution": lambda: nn.functional.conv1d(WIDE[None], SIXTEEN[:, :, None], SIXTEEN[0]),
+    "a normalization": lambda: nn.functional.layer_norm(WIDE, (2,), SIXTEEN[0], SIXTEEN[0]),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(WIDE[None], SIXTEEN[None], SIXTEEN[None]),
+    "an assignment": lambda: SIXTEEN.clone().index_put_((torch.tensor([0]),), WIDE[:1]),
+}
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_an_fp32_tensor_of_a_module_beside_weights_of_16_bits_is_told_so(case: str) -> None:
+    """An engine that holds them in 16 bits computes without autocast, which casts both under other strategies."""
+    run: Any = SimpleNamespace(
+        world=SimpleNamespace(device=torch.device("cpu")),
+        capabilities=replace(PLAIN, owns=frozenset({"precision"})),
+        config=RunConfig(precision="bf16"),
+    )
+    hooks: Any = SimpleNamespace(name="one")
+    says = (
+        r"strategy 'one' computes with weights in bf16, and .* beside one of them \(.+\): have the module make its "
+        r"tensors .*; raised at \S+test_own_modules.py:\d+$"
+    )
+    with pytest.raises(TaskError, match=says), explain_mixed_devices(run, hooks):
+        MIXTURES[case]()
+    run.capabilities = PLAIN
+    with pytest.raises(RuntimeError) as told, explain_mixed_devices(run, hooks):
+        MIXTURES[case]()
+    assert not isinstance(told.value, DistcoreError)
 
 
 class Unfreezes(Own):
