@@ -92,7 +92,8 @@ class Faulty:
     """Rows whose code has a mistake."""
 
     def batch(self, rows: np.ndarray) -> Any:
-        return {}["no such\ncolumn"]
+        columns: dict[str, Tensor] = {}
+        return columns["no such\ncolumn"]
 
 
 def test_a_mistake_in_a_loader_process_is_one_line_and_its_traceback_a_note() -> None:

@@ -21,6 +21,7 @@ from distcore.engine.own_step import WithLoss, update_of
 from distcore.engine.precision import autocast_for
 from distcore.engine.prefetch import Prefetcher
 from distcore.engine.whole_batch import train_whole_batch
+from distcore.engine.written_weights import notice_written_weights
 from distcore.errors import TaskError
 from distcore.model import averages
 from distcore.model.row_dropout import RowMasks, use_row_masks
@@ -91,7 +92,9 @@ def steps_ahead(
             if run.ema is not None and not result.skipped:
                 averages.update(run, hooks, progress.step)
             run.tally.muted = False  # it is after padding, which says nothing about what a listener logs
-            hooks.on_step_end(run, progress, result)
+            is_guarded = hooks.has_step_listener and progress.step <= checked_until
+            with notice_written_weights(run, hooks) if is_guarded else nullcontext():
+                hooks.on_step_end(run, progress, result)
             if progress.step_in_epoch == 0:
                 hooks.on_epoch_end(run, progress)
             prefetcher.wait()

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from distcore.config import RunConfig
-    from distcore.plugin.strategy.contract import Run
-    from distcore.plugin.strategy.state import State
 
 SPEC_VERSION = 3
 """Version of the hook specs. It increases when a hook is called at another time, or an answer means something else."""
@@ -176,15 +174,4 @@ class FillsConfig(Protocol):
 
         Called twice: with the config as the user gave it, and with its device, ``nproc`` and precision known. If the
         user set a key and the file contradicts, ``check_config`` should raise.
-        """
-
-
-@runtime_checkable
-class ComputesElsewhere(Protocol):
-    """A strategy whose model computes with other tensors than those of ``run.module``, such as an engine's own."""
-
-    def computed_weights(self, run: Run) -> State:
-        """Return this rank's parts of these weights, by ``model/NAME``, in any dtype; nothing is gathered.
-
-        The first save of a run is compared with them, so they must not come from what ``save_checkpoint`` reads.
         """

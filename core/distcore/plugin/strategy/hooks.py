@@ -20,14 +20,10 @@ from distcore.errors import StrategyError, nearest
 from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.report import Report
 from distcore.plugin.strategy import defaults
-from distcore.plugin.strategy.capabilities import (
-    OLDEST_SPEC_VERSION,
-    SPEC_VERSION,
-    Capabilities,
-    ComputesElsewhere,
-)
+from distcore.plugin.strategy.capabilities import OLDEST_SPEC_VERSION, SPEC_VERSION, Capabilities
 from distcore.plugin.strategy.contract import (
     BuiltModel,
+    ComputesElsewhere,
     Evaluation,
     MicroBatch,
     ModelSource,
@@ -105,7 +101,8 @@ class Hooks:
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
         self._step, self._step_end = map(self._shortest, ("step", "on_step_end"))
-        self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        self.has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        """True if anybody hears ``on_step_end``."""
         if _is_marked(getattr(strategy, "train_step", None)):
             _warn_of_unused_wrappers(name, plugins)
 
@@ -225,7 +222,7 @@ class Hooks:
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""
-        if self._has_step_listener and (answers := self._step_end(run=run, progress=progress, result=result)):
+        if self.has_step_listener and (answers := self._step_end(run=run, progress=progress, result=result)):
             run.tally.wish("on_step_end", answers if isinstance(answers, list) else [answers])
 
     def on_epoch_end(self, run: Run, progress: Progress) -> None:
