@@ -116,11 +116,15 @@ pictures: install
 
 install: $(VENV)/.installed
 
+# An old Python is refused before torch is fetched for it. Without pip, a Python in the environment is one that Debian's
+# python3 left there when it lacked python3-venv.
 # torch first, at the version of the constraints: an open range would take the newest build with all of CUDA. What is
 # installed without isolation finds in the tools what builds it.
 $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,core $(PLUGINS))
 	@echo "set-up, 1 of 4: an environment in $(VENV)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is no Python 3.11 or newer; name one, such as: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "set-up, 2 of 4: torch"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

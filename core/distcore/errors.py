@@ -168,14 +168,26 @@ def _is_slip(word: str, name: str) -> bool:
 
 
 @contextmanager
-def refuse_exit() -> Iterator[None]:
-    """Raise TaskError where the code of a task would end the process: with 0 that looks like a run that is complete."""
+def refuse_endings() -> Iterator[None]:
+    """Raise TaskError where the code of a task would end the process, or a loop of ours, without an error.
+
+    With sys.exit(0) that looks like a run that is complete. A StopIteration ends loops; in the place of one that passes
+    a generator Python raises a RuntimeError, which says nothing about where it is from.
+    """
     try:
         yield
     except SystemExit as error:
         if isinstance(error.code, int) and error.code > 125:  # after a signal
             raise
         raise TaskError(f"the task's code, or a library, called sys.exit({error.code!r}){raised_at(error)}") from error
+    except (StopIteration, RuntimeError) as error:
+        stop = error if isinstance(error, StopIteration) else error.__cause__
+        if not isinstance(stop, StopIteration):
+            raise
+        raise TaskError(
+            "the task's code, or a library, took next() of what has no more values (StopIteration): give it a default, "
+            f"next(values, None), or use a for loop{raised_at(stop)}"
+        ) from error
 
 
 def raised_at(error: BaseException) -> str:

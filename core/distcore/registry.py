@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from distcore.errors import StrategyError, nearest, raised_at, refuse_exit
+from distcore.errors import StrategyError, nearest, raised_at, refuse_endings
 
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
@@ -172,7 +172,7 @@ def _module_of(file: Path, changed: int) -> ModuleType:
         sys.path.append(str(file.parent))  # last, so that it hides nothing
     _importing.append(file)
     try:
-        with refuse_exit():
+        with refuse_endings():
             spec.loader.exec_module(module)
     finally:
         _importing.remove(file)

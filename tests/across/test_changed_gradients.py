@@ -1,4 +1,4 @@
-"""Hooks of a module, and an extension that changes gradients before the step, see the whole gradient on any ranks."""
+"""Hooks of a module, and extensions that change gradients or weights, do on any ranks what they do in one process."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ class Clamps:
         for parameter in run.module.parameters():
             parameter.grad.clamp_(-BOUND * run.loss_multiplier, BOUND * run.loss_multiplier)
         return (yield)
+
+class Shrinks:
+    @hookimpl
+    def on_step_end(self, run):
+        with torch.no_grad():
+            for parameter in run.module.parameters():
+                parameter.mul_(0.9)
 """
 BOUND = 0.5
 """Larger gradients are cut: what holds for the whole gradient does not hold for a rank's share of it."""
@@ -58,7 +65,7 @@ def trained(folder: Path, strategy: str, ranks: int) -> Path:
         {
             "task": f"{mine}:Mine", "out": str(out), "strategy": strategy, "nproc": ranks, "device": "cpu", "lr": 0.05,
             "optimizer": {"name": "sgd", "weight_decay": 0.0}, "max_steps": 4, "global_batch_size": 8,
-            "micro_batch_size": 2, "extensions": {f"{mine}:Clamps": True, "progress": False},
+            "micro_batch_size": 2, "extensions": {f"{mine}:Clamps": True, f"{mine}:Shrinks": True, "progress": False},
         }
     )  # fmt: skip
     train(config)

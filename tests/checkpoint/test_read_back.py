@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from distcore.checkpoint.read_back import check_is_model
 from distcore.checkpoint.saver import Saver
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Progress, Run
-from distcore.plugin.strategy.state import Box
+from distcore.plugin.strategy.state import Box, State
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.lab import Unsynced
 
@@ -97,15 +96,53 @@ def test_each_form_of_a_saved_weight_is_compared_with_the_modules(case: str) -> 
     dtype, part = PARTS[case]
     module = nn.Linear(4, 3, bias=False)
     module.weight = nn.Parameter((part if case == "no number" else WEIGHT).to(dtype, copy=True))
-    run = Run(
+    run = running(module)
+    check_is_model(run, {"model/weight": part}, in_module)
+    with torch.no_grad():
+        module.weight[2, 0] = 9.0
+    with pytest.raises(CheckpointError, match="'weight': the weight that strategy"):
+        check_is_model(run, {"model/weight": part}, in_module)
+
+
+def in_module(run: Run) -> State:
+    """Nothing but the module's tensors computes."""
+    return {}
+
+
+def running(module: nn.Module) -> Run:
+    return Run(
         config=RunConfig(),
         world=World(rank=0, size=1, local_rank=0, device=torch.device("cpu")),
         capabilities=SingleStrategy.capabilities,
         module=module,
         model=module,
     )
-    check_is_model(run, {"model/weight": part})
+
+
+def test_a_rank_compares_its_partition_with_that_of_an_engine_that_keeps_the_weights() -> None:
+    """As DeepSpeed's stage 3 does: the module's own tensors are empty, and partitions may begin elsewhere."""
+    module = nn.Linear(4, 3, bias=False)
+    module.weight = nn.Parameter(torch.empty(0))
+    computed: State = {"model/weight": Piece(WEIGHT.flatten()[4:8].to(torch.bfloat16), 4, (3, 4))}
+    for start, stop in ((4, 8), (5, 7), (0, 6), (6, 12), (0, 4)):
+        saved = WEIGHT.flatten()[start:stop].clone()
+        check_is_model(running(module), {"model/weight": Piece(saved, start, (3, 4))}, lambda run: computed)
+    wrong = Piece(WEIGHT.flatten()[5:9].clone(), 4, (3, 4))  # right weights in the wrong place
+    with pytest.raises(CheckpointError, match=r"'weight': the weight .* \(4 of 4 numbers, such as"):
+        check_is_model(running(module), {"model/weight": wrong}, lambda run: computed)
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_rank_compares_its_share_of_a_tensor_that_is_split(dimension: int) -> None:
+    """As tensor parallelism does: the module has two blocks of a larger tensor, side by side."""
+    module = nn.Linear(4, 3, bias=False)
+    module.weight = nn.Parameter(WEIGHT.clone())
+    shape = (6, 4) if dimension == 0 else (3, 8)
+    cut = 1 if dimension == 0 else 3
+    values = [WEIGHT.narrow(dimension, 0, cut), WEIGHT.narrow(dimension, cut, WEIGHT.shape[dimension] - cut)]
+    boxes = [Box(part.clone(), (0, 0), shape) for part in values]
+    check_is_model(running(module), {"model/weight": boxes}, in_module)
     with torch.no_grad():
-        module.weight[2, 0] = 9.0
+        module.weight[2, 3] = 9.0
     with pytest.raises(CheckpointError, match="'weight': the weight that strategy"):
-        check_is_model(replace(run), {"model/weight": part})
+        check_is_model(running(module), {"model/weight": boxes}, in_module)

@@ -54,6 +54,26 @@ def test_the_set_up_says_how_far_it_is() -> None:
     assert [int(step) for step, _ in steps] == list(range(1, int(steps[0][1]) + 1))
 
 
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("exit 1", "error: .*python3 is no Python 3.11 or newer; name one, such as: make PYTHON=python3.12 install\n"),
+        ('test "$1" = -c || { echo "called: $*"; exit 1; }', r"called: -m venv \S+/venv\n"),
+    ],
+    ids=["an old Python", "one whose environment has no pip"],
+)
+def test_the_set_up_needs_a_python_that_can_make_an_environment(program: str, printed: str, tmp_path: Path) -> None:
+    for name, does in (("python3", program), ("venv/bin/python", "exit 1")):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{does}\n")
+        file.chmod(0o755)
+    command = ["make", "--no-print-directory", f"PYTHON={tmp_path}/python3", f"VENV={tmp_path}/venv", "install"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.search(printed, done.stdout + done.stderr)
+
+
 def test_the_top_of_the_site_is_its_first_page() -> None:
     at_the_top = runpy.run_path(str(ROOT / "docs/_ext/front_page.py"))["at_the_top"]
     page = at_the_top('<head>\n<link href="../_static/style.css"></head><a href="plan.html">', "docs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distcore import RunConfig, TaskError
+from distcore import RunConfig, Simple, TaskError
 from distcore.engine.collation import difference
 from distcore.engine.loader import BY_VALUE, MicroBatches
 from distcore.plugin.strategy.contract import MicroBatch
@@ -81,5 +82,39 @@ def test_a_batch_that_no_process_can_send_is_refused_and_not_waited_for() -> Non
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_that_end_too_early_are_an_error_and_no_end(workers: int) -> None:
-    with pytest.raises(TaskError, match=r"batch\(\) raised StopIteration for rows \[0\]"):
+    with pytest.raises(
+        TaskError, match=r"batch\(\) raised StopIteration for rows \[0\] …; raised at .*test_loader.py:"
+    ):
         batches(workers, Stops())
+
+
+class Faulty:
+    """Rows whose code has a mistake."""
+
+    def batch(self, rows: np.ndarray) -> Any:
+        columns: dict[str, Tensor] = {}
+        return columns["no such\ncolumn"]
+
+
+def test_a_mistake_in_a_loader_process_is_one_line_and_its_traceback_a_note() -> None:
+    with pytest.raises(RuntimeError) as told:
+        batches(1, Faulty())
+    assert re.fullmatch(r"in a loader process: KeyError: .*; raised at \S*test_loader.py:\d+", str(told.value))
+    assert "in batch\n" in told.value.__notes__[0]
+
+
+class Nothing(Simple):
+    """Rows, some of which are missing."""
+
+
+@pytest.mark.parametrize("rows", [[torch.ones(2), None], [(torch.ones(2), None), (torch.ones(2), None)]])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_of_nothing_are_named(workers: int, rows: list[Any]) -> None:
+    class Rows:
+        def batch(self, numbers: np.ndarray) -> Any:
+            return Nothing().collate(rows)
+
+    with pytest.raises(
+        TaskError, match=r"rows of .* make no batch \(a row is None, or has it among its values\); write"
+    ):
+        batches(workers, Rows())

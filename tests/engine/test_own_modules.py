@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from distcore import Capabilities, DistcoreError, ModelError, RunConfig, Simple,
 from distcore.checkpoint import Checkpoint, read_tensors
 from distcore.checkpoint.surroundings import warn_of_changed_sources
 from distcore.distributed.agreement import share_buffers, share_extra_state
+from distcore.engine import trainer
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.module_checks import check_module
 from distcore.errors import StrategyError
 from distcore.jobs.export import fill
 from distcore.model.gradient_hooks import hooked_parameters, refuse_lost_hooks
+from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.extra_state import extra_state, load_extra_state
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.strategies.single import SingleStrategy
@@ -426,7 +429,8 @@ def test_a_task_file_that_has_changed_since_is_said(
 
 def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
     """torch's own words for it; the message of any other error stays."""
-    run: Any = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")), capabilities=PLAIN)
+    cpu = SimpleNamespace(device=torch.device("cpu"))
+    run: Any = SimpleNamespace(world=cpu, capabilities=PLAIN, config=RunConfig())
     hooks: Any = SimpleNamespace(name="one")
     words = "aten.add.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before"
     with (
@@ -436,6 +440,88 @@ def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
         raise RuntimeError(words)
     with pytest.raises(RuntimeError, match="another"), explain_mixed_devices(run, hooks):
         raise RuntimeError("another")
+
+
+SIXTEEN = torch.ones(2, 2, dtype=torch.bfloat16)
+WIDE = torch.ones(2, 2)
+MIXTURES: dict[str, Any] = {
+    "a matrix": lambda: nn.functional.linear(WIDE, SIXTEEN),
+    "a batch of them": lambda: torch.bmm(WIDE[None], SIXTEEN[None]),
+    "a sum of one": lambda: torch.addmm(WIDE, SIXTEEN, SIXTEEN),
+    "a convolution": lambda: nn.functional.conv1d(WIDE[None], SIXTEEN[:, :, None], SIXTEEN[0]),
+    "a normalization": lambda: nn.functional.layer_norm(WIDE, (2,), SIXTEEN[0], SIXTEEN[0]),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(WIDE[None], SIXTEEN[None], SIXTEEN[None]),
+    "an assignment": lambda: SIXTEEN.clone().index_put_((torch.tensor([0]),), WIDE[:1]),
+}
+
+
+class TwoLayers(nn.Sequential):
+    """A net of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class Clips:
+    """An extension that bounds the weights after each step, past torch's count of writes."""
+
+    @hookimpl
+    def on_step_end(self, run: Run) -> None:
+        for parameter in run.module.parameters():
+            parameter.data.clamp_(-0.01, 0.01)
+
+
+class Reads:
+    """An extension that reads them."""
+
+    @hookimpl
+    def on_step_end(self, run: Run) -> None:
+        self.sums = [float(parameter.sum()) for parameter in run.module.parameters()]
+
+
+def test_weights_that_a_listener_writes_are_the_runs_and_no_alarm_of_the_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, extension, proved in (("clips", Clips(), 0), ("reads", Reads(), 2)):
+        monkeypatch.setattr(trainer, "load_extensions", lambda config, extension=extension: {"mine": extension})
+        train(config(tmp_path / name, max_steps=3), Own(TwoLayers))
+        told = json.loads((tmp_path / name / "report.json").read_text())["proof"]
+        assert told["steps"] == proved
+        if not proved:
+            why = r"a listener writes the weight '.+' in on_step_end\(\), and one plain process has no extensions"
+            assert re.fullmatch(why, told["why"])
+    assert all(float(value.abs().max()) <= 0.01 for value in saved(tmp_path / "clips").values())
+
+
+def test_weights_that_a_listener_writes_are_refused_where_an_engine_steps_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owns = replace(SingleStrategy.capabilities, hides_gradients=True, owns=frozenset({"optimizer"}))
+    monkeypatch.setattr(SingleStrategy, "capabilities", owns)
+    monkeypatch.setattr(trainer, "load_extensions", lambda config: {"mine": Clips()})
+    with pytest.raises(TaskError, match=r"a listener writes the weight '.+' in on_step_end\(\), and strategy 'single'"):
+        train(config(tmp_path / "run"), Own(TwoLayers))
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_an_fp32_tensor_of_a_module_beside_weights_of_16_bits_is_told_so(case: str) -> None:
+    """An engine that holds them in 16 bits computes without autocast, which casts both under other strategies."""
+    run: Any = SimpleNamespace(
+        world=SimpleNamespace(device=torch.device("cpu")),
+        capabilities=replace(PLAIN, owns=frozenset({"precision"})),
+        config=RunConfig(precision="bf16"),
+    )
+    hooks: Any = SimpleNamespace(name="one")
+    says = (
+        r"strategy 'one' computes with weights in bf16, and .* beside one of them \(.+\): have the module make its "
+        r"tensors .*; raised at \S+test_own_modules.py:\d+$"
+    )
+    with pytest.raises(TaskError, match=says), explain_mixed_devices(run, hooks):
+        MIXTURES[case]()
+    run.capabilities = PLAIN
+    with pytest.raises(RuntimeError) as told, explain_mixed_devices(run, hooks):
+        MIXTURES[case]()
+    assert not isinstance(told.value, DistcoreError)
 
 
 class Unfreezes(Own):

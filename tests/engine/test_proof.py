@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from distcore import FrozenModel, Phase, RunConfig, Simple, TaskError, hookimpl, train
+from distcore.distributed import devices
 from distcore.engine import proof, trainer
-from distcore.engine.replay import Replayed
+from distcore.engine.replay import Replayed, replay
+from distcore.extensions.metrics import Metrics
 from distcore.plugin.strategy.contract import MicroBatch, Run, StepResult
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
@@ -184,6 +188,47 @@ def test_a_proof_changes_nothing_of_the_run(tmp_path: Path) -> None:
         losses[prove] = [json.loads(line).get("train/loss") for line in lines]
     assert losses["on"] == losses["off"]
     assert len(losses["on"]) > 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not forget a peak")
+def test_time_and_memory_of_a_proof_are_not_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, large = 0.4, 2**28
+
+    def greedy(*given: Any) -> Replayed:
+        torch.ones(large // 4)
+        time.sleep(seconds)
+        return replay(*given)
+
+    spent: dict[str, float] = defaultdict(float)
+
+    class Phases:
+        """An extension that notes how long each phase lasts."""
+
+        only_looks = True
+
+        @hookimpl
+        def on_run_start(self, run: Run) -> None:
+            self.phase, self.since = "starting", time.perf_counter()
+            run.tally.enter = self.enter
+
+        def enter(self, phase: str) -> None:
+            now = time.perf_counter()
+            spent[self.phase] += now - self.since
+            self.phase, self.since = phase, now
+
+    monkeypatch.setattr(proof, "replay", greedy)
+    monkeypatch.setattr(trainer, "load_extensions", lambda config: {"mine": Phases(), "metrics": Metrics()})
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(devices, "_EARLIER_PEAKS", {})
+    devices.reset_peak(cpu, 0)  # that of the tests before
+    before = devices.peak_memory(cpu)
+    assert proved(tmp_path, Own(), log_every=1)["seconds"] > seconds
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    last = next(line for line in lines if line.get("step") == 3 and "train/loss" in line)
+    assert last["train/peak_memory_bytes"] < before + large / 2
+    assert last["train/samples_per_second"] > 16 / seconds
+    assert spent["starting"] > seconds
+    assert sum(spent[phase] for phase in spent if phase != "starting") < seconds
 
 
 # Wrong ones, by a broken hook each

@@ -100,6 +100,19 @@ def test_a_task_that_exits_is_not_a_run_that_is_complete(
     assert line == f"error: the task's code, or a library, called sys.exit({code or None}); raised at {place}"
 
 
+@pytest.mark.parametrize("part", ["rows = torch", "points, targets = batch"])
+def test_a_task_that_takes_from_nothing_does_not_end_a_loop_of_ours(
+    part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A StopIteration would end it, and within a generator Python says no more than that one was raised."""
+    taking = TASK.replace(f"        {part}", f"        next(iter([]))\n        {part}", 1)
+    Path("points.py").write_text(taking)
+    assert main([*JOB.split(), "--task", "points.py:Points"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "took next() of what has no more values (StopIteration): give it a default" in line
+    assert line.endswith(f"; raised at points.py:{line_number(taking, 'next(')}")
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [

@@ -16,6 +16,9 @@ from distcore.plugin.task.phases import Phase
 from distcore.testing.problem import Classifier
 
 RATE = 0.1
+BERT: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
 
 
 def settings_of(module: nn.Module, **optimizer: Any) -> dict[str, tuple[float, float | None]]:
@@ -34,6 +37,17 @@ def test_biases_and_normalizations_do_not_decay() -> None:
     plain = {name for name, (_, decay) in settings.items() if decay == 0.0}
     assert plain == {name for name in settings if name.endswith("bias") or ".norm." in name}
     assert {decay for name, (_, decay) in settings.items() if name not in plain} == {0.5}
+
+
+def test_what_does_not_decay_is_what_transformers_trainer_leaves_out() -> None:
+    """Tables of biases, too: T5's relative positions."""
+    trainer: Any = pytest.importorskip("transformers.trainer").Trainer
+    small: dict[str, Any] = {"num_layers": 2, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "vocab_size": 20}
+    models = [AutoModel.from_config(T5Config(**small)), AutoModel.from_config(BertConfig(vocab_size=20, **BERT))]
+    for module in models:
+        settings = settings_of(module, weight_decay=0.5)
+        decaying = {*trainer.get_decay_parameter_names(None, module)}
+        assert {name for name, (_, decay) in settings.items() if decay} == decaying & settings.keys()
 
 
 def test_the_first_group_that_fits_counts_and_what_it_leaves_out_stays() -> None:

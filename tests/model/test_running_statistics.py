@@ -106,6 +106,19 @@ def test_statistics_stay_in_a_part_that_the_task_froze_and_move_where_anything_i
     assert not [name for name in moved(model) if name.startswith("body")]
 
 
+@pytest.mark.parametrize("lora", [{}, {"rank": 2}])
+def test_a_layer_that_a_task_put_into_evaluation_mode_stays_in_it(lora: dict[str, Any]) -> None:
+    model = net()
+    model.get_submodule("body.1").eval()
+    freeze(RunConfig(lora=lora), model)
+    names = moved(model)
+    assert "head.2.running_mean" in names
+    assert not [name for name in names if name.startswith("body.1.")]
+    whole = net().eval()  # as from_pretrained() returns it
+    freeze(RunConfig(lora=lora), whole)
+    assert "body.1.running_mean" in moved(whole)
+
+
 def test_beside_lora_they_go_on() -> None:
     model = net().requires_grad_(False)
     freeze(RunConfig(lora={"rank": 2}), model)

@@ -39,7 +39,7 @@ def names_in(home: Path) -> set[str]:
 @pytest.mark.parametrize("kind", ["checkout", "wheels", "wheels-newest"])
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_first_page_runs_with_what_the_install_lines_bring(
-    readme_environment: Callable[[str], Path], distributions: Path, tmp_path: Path, page: Path, kind: str
+    readme_environment: Callable[[str], Path], request: pytest.FixtureRequest, tmp_path: Path, page: Path, kind: str
 ) -> None:
     """What a page installs itself, such as an extra, is there for this page alone."""
     home = readme_environment(kind)
@@ -47,7 +47,8 @@ def test_every_command_of_a_first_page_runs_with_what_the_install_lines_bring(
     folder = workshop(tmp_path / "page", page)
     commands = [line for line in lines(page, "sh") if is_run_here(line)]
     more = [line for line in lines(page, "sh") if program(line) == "pip"] if page not in SET_UP else []
-    more = [from_wheels(line, distributions) if kind.startswith("wheels") else line for line in more]
+    if kind.startswith("wheels"):
+        more = [from_wheels(line, request.getfixturevalue("distributions")) for line in more]
     for name in ("examples", "plugins"):  # else pytest would collect their tests, which import much more
         if not any(f"{name}/" in command for command in (*more, *commands)):
             (folder / name).unlink()

@@ -109,3 +109,14 @@ def test_all_that_the_extras_bring_has_a_wheel_for_the_newest_python(distributio
     command += ["--find-links", str(distributions), f"distcore[{wanted}]"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_set_up_finds_its_versions_without_trying_old_ones(tmp_path: Path) -> None:
+    """Else it takes minutes, prints a page of warnings, and may end with a release of years ago."""
+    home = environment(tmp_path / "environment")
+    shell("pip install --upgrade pip", home)
+    resolve = "pip install --dry-run --ignore-installed --constraint constraints.txt --group dev"
+    printed = shell(resolve, home, PIP_QUIET="0")
+    assert "looking at multiple versions" not in printed
+    assert "Would install" in printed

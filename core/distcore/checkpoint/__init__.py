@@ -74,7 +74,7 @@ def save(
     what = f"checkpoint {final} could not be written"
     state = state_to_save(run, hooks)
     if proves:
-        on_all_ranks(run, hooks, what, partial(check_is_model, run, state))
+        on_all_ranks(run, hooks, what, partial(check_is_model, run, state, hooks.computed_weights))
     blocks = blocks_to_write(state, rank, size, limit)
     job_state = collect_job_state(run, progress) | facts
 

@@ -7,8 +7,9 @@ weights by name, too: the first save of a run, and of a resumed one, compares bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,20 +22,23 @@ from distcore.plugin.strategy.defaults import model_state
 from distcore.plugin.strategy.state import Box, Piece, State
 
 
-def check_is_model(run: Run, state: State) -> None:
-    """Raise CheckpointError if this rank's part of ``state`` has another weight than the module has under its name.
+def check_is_model(run: Run, state: State, computed_weights: Callable[[Run], State]) -> None:
+    """Raise CheckpointError if this rank's part of ``state`` has another weight than the model has under its name.
 
-    Compared are the weights of which the module has the whole, or a shard along the first dimension. A strategy that
-    holds others keeps them in tensors of its own, which only it can name.
+    Compared is what this rank holds, with the module's own tensors or, where an engine computes with others, with those
+    that ``computed_weights`` returns. Nothing is gathered.
     """
+    elsewhere = computed_weights(run)
     for name, tensor in model_state(run).items():
-        for part in parts_of(state[name]) if name in state else ():
-            computed = _same_part(tensor.detach(), part)
-            if computed is not None and not _is_same(_values(part), computed):
+        if name not in state:
+            continue
+        held = elsewhere.get(name, tensor.detach())
+        for saved, computed in _pairs(parts_of(state[name]), held):
+            if not _is_same(saved, computed):
                 raise CheckpointError(
                     f"{name.partition('/')[2]!r}: the weight that strategy {run.config.strategy!r} saves is not the "
-                    f"one that the model computes with{_first_difference(_values(part), computed)}; nothing is "
-                    "committed. Another --strategy can save this model; please report it with the strategy's options"
+                    f"one that the model computes with{_first_difference(saved, computed)}; nothing is committed. "
+                    "Another --strategy can save this model; please report it with the strategy's options"
                 )
 
 
@@ -50,34 +54,73 @@ def check_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{path.name}: cannot be read back: {error}") from None
 
 
-def _values(part: Part) -> Tensor:
-    return part if isinstance(part, Tensor) else part.values
+def _pairs(saved: Sequence[Part], held: Part | Sequence[Box]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield elements that this rank saves, and the same ones as it computes with them, where it holds both."""
+    if isinstance(held, Tensor) and (joined := _joined(saved, _local(held))) is not None:
+        yield joined, _local(held)
+        return
+    for computed in parts_of(held):
+        for part in saved:
+            pair = _same_elements(part, computed)
+            if pair is not None:
+                yield pair
 
 
-def _same_part(tensor: Tensor, part: Part) -> Tensor | None:
-    """Return the elements of ``part`` as the module has them in ``tensor``; ``None`` if it does not have them here."""
-    shape = tuple(part.shape)
-    if tuple(tensor.shape) != shape:
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _joined(saved: Sequence[Part], local: Tensor) -> Tensor | None:
+    """Return the boxes of a tensor that is split over ranks, side by side as a rank holds them in ``local``.
+
+    ``None`` where the parts are no such boxes. Where a rank's share belongs in the whole, only the strategy knows.
+    """
+    boxes = [part.values for part in saved if isinstance(part, Box)]
+    if not boxes or len(boxes) != len(saved) or tuple(saved[0].shape) == tuple(local.shape):
         return None
-    if hasattr(tensor, "to_local"):
-        return _same_part_of_shard(tensor, part)
-    if isinstance(part, Tensor):
-        return tensor
-    if isinstance(part, Piece):
-        return tensor.reshape(-1)[part.start : part.start + part.values.numel()]
-    return tensor[_slices(part)]
+    for dimension in range(local.dim()):
+        others = [size for axis, size in enumerate(local.shape) if axis != dimension]
+        fit = all([size for axis, size in enumerate(box.shape) if axis != dimension] == others for box in boxes)
+        if fit and sum(box.shape[dimension] for box in boxes) == local.shape[dimension]:
+            return boxes[0] if len(boxes) == 1 else torch.cat(boxes, dimension)
+    return None
 
 
-def _same_part_of_shard(tensor: Tensor, part: Part) -> Tensor | None:
+def _same_elements(saved: Part, computed: Part) -> tuple[Tensor, Tensor] | None:
+    """Return the elements that both parts of one tensor have, as each has them; ``None`` if there are none to tell."""
+    if tuple(computed.shape) != tuple(saved.shape):
+        return None
+    if hasattr(computed, "to_local"):
+        computed = _piece_of(computed)  # type: ignore[assignment]
+    if isinstance(computed, Piece):
+        return _overlap(saved, computed) if isinstance(saved, Piece) else None
+    if not isinstance(computed, Tensor):
+        return None
+    if isinstance(saved, Tensor):
+        return saved, computed
+    if isinstance(saved, Piece):
+        return saved.values, computed.reshape(-1)[saved.start : saved.start + saved.values.numel()]
+    return saved.values, computed[_slices(saved)]
+
+
+def _piece_of(tensor: Any) -> Piece | None:
+    """Return this rank's shard of a DTensor; ``None`` if it is not sharded along the first dimension."""
     from distcore.distributed.dtensors import local_part
 
     try:
         local, start = local_part(tensor)
-    except ValueError:  # not sharded along the first dimension
+    except ValueError:
         return None
-    if not isinstance(part, Piece) or part.start < start or part.start + part.values.numel() > start + local.numel():
+    return Piece(local.reshape(-1), start, tuple(tensor.shape))
+
+
+def _overlap(saved: Piece, computed: Piece) -> tuple[Tensor, Tensor] | None:
+    start = max(saved.start, computed.start)
+    count = min(saved.start + saved.values.numel(), computed.start + computed.values.numel()) - start
+    if count <= 0:
         return None
-    return local.reshape(-1)[part.start - start :][: part.values.numel()]
+    first, second = (each.values.reshape(-1).narrow(0, start - each.start, count) for each in (saved, computed))
+    return first, second
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

@@ -78,7 +78,7 @@ class Saver:
         if self._is_beside is not False:
             state = state_to_save(run, hooks)
             if self._proves:
-                on_all_ranks(run, hooks, "checkpoint", partial(check_is_model, run, state))
+                on_all_ranks(run, hooks, "checkpoint", partial(check_is_model, run, state, hooks.computed_weights))
             blocks = blocks_to_write(state, run.world.rank, run.world.size)
             if self._is_beside is None:
                 self._is_beside = have_room(run, hooks, blocks)

@@ -161,10 +161,32 @@ def seed(device: torch.device, number: int) -> None:
         torch.get_device_module(device).manual_seed(number)
 
 
+_EARLIER_PEAKS: dict[str, int] = {}
+"""By type of device: a peak from before the last ``reset_peak``, in bytes."""
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: of tensors on ``device``, or of the process where torch does not count them."""
     count = None if device.type == "cpu" else getattr(torch.get_device_module(device), "max_memory_allocated", None)
-    return _peak_of_process() if count is None else int(count(device))
+    peak = _peak_of_process() if count is None else int(count(device))
+    return max(peak, _EARLIER_PEAKS.get(device.type, 0))
+
+
+def reset_peak(device: torch.device, earlier: int) -> None:
+    """Have ``peak_memory`` forget all up to now but for ``earlier`` bytes, where device or system can do that."""
+    reset = None if device.type == "cpu" else getattr(torch.get_device_module(device), "reset_peak_memory_stats", None)
+    if reset is not None:
+        reset(device)
+    elif device.type == "cpu":
+        with contextlib.suppress(OSError):  # not Linux
+            Path("/proc/self/clear_refs").write_text("5")
+    _EARLIER_PEAKS[device.type] = earlier
+
+
+def held_memory(device: torch.device) -> int:
+    """Return the memory that is in use now, in bytes, of what ``peak_memory`` is the peak of."""
+    count = None if device.type == "cpu" else getattr(torch.get_device_module(device), "memory_allocated", None)
+    return int(psutil.Process().memory_info().rss if count is None else count(device))
 
 
 def free_memory(device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import UNPINNED
-from distcore.errors import TaskError
+from distcore.errors import TaskError, raised_at
 from distcore.launchers.processes.failures import one_line
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task.task import Batch, Dataset
@@ -44,6 +45,9 @@ class MicroBatches:
                 _check_travels(loaded)
         except TaskError as error:
             return Failed(str(error))
+        except Exception as error:  # any class: the code of the dataset
+            cause = one_line(f"{type(error).__name__}: {error}")
+            return Failed(f"in a loader process: {cause}{raised_at(error)}", traceback.format_exc())
         self._is_checked = True
         return loaded
 
@@ -86,12 +90,19 @@ class Failed:
 
     line: str
     """The error, one line."""
+    traceback: str = ""
+    """That of the loader process; empty for an error that its line explains."""
 
 
 def _taken(loaded: Loaded | Failed) -> tuple[MicroBatch, Batch]:
-    if isinstance(loaded, Failed):
+    """Return what a loader process has sent; raises TaskError, or RuntimeError with the traceback there as a note."""
+    if not isinstance(loaded, Failed):
+        return loaded.micro, loaded.batch
+    if not loaded.traceback:
         raise TaskError(loaded.line)
-    return loaded.micro, loaded.batch
+    error = RuntimeError(loaded.line)
+    error.add_note(loaded.traceback)  # for the file with the traceback: the line on the screen has no room for it
+    raise error
 
 
 def batches_of(dataset: Dataset, micros: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
@@ -104,7 +115,7 @@ def batches_of(dataset: Dataset, micros: Iterable[MicroBatch]) -> Iterator[tuple
             batch = dataset.batch(micro.indices)
         except StopIteration as error:
             rows = micro.indices[:3].tolist()
-            raise TaskError(f"dataset: batch() raised StopIteration for rows {rows} …") from error
+            raise TaskError(f"dataset: batch() raised StopIteration for rows {rows} …{raised_at(error)}") from error
         yield micro, batch
 
 

@@ -21,6 +21,7 @@ from distcore.engine.progress import advance
 from distcore.engine.seeding import seed_step
 from distcore.engine.shares import ItemCounts, Shares
 from distcore.engine.whole_batch import train_whole_batch
+from distcore.engine.written_weights import notice_written_weights
 from distcore.errors import TaskError
 from distcore.model import averages
 from distcore.model.row_dropout import RowMasks, use_row_masks
@@ -96,7 +97,9 @@ def steps(
 
                 # Tell
                 run.tally.muted = False  # it is after padding, which says nothing about what a listener logs
-                hooks.on_step_end(run, progress, step.result)
+                notices = is_checked and hooks.has_step_listener
+                with notice_written_weights(run, hooks) if notices else nullcontext():
+                    hooks.on_step_end(run, progress, step.result)
                 if progress.step_in_epoch == 0:
                     hooks.on_epoch_end(run, progress)
                 prefetcher.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -14,12 +15,19 @@ from distcore.plugin.strategy.hooks import Hooks
 SHARDED = "got mixed torch.Tensor and DTensor"
 """Part of torch's message for a shard beside a whole tensor."""
 
+DTYPES = re.compile(
+    r"same dtype|dtypes (to )?match|expected scalar type|expect parameter to have scalar type|"
+    r"type \(.+\) and \w+ type \(.+\) should be the same"
+)
+"""How torch says that an operation has tensors of two dtypes."""
+
 
 @contextmanager
 def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Turn torch's "different devices" error into a TaskError, and that of a parameter used outside of a sharded model.
+    """Turn torch's "different devices" error into a TaskError, and those of other mixtures that a strategy causes.
 
-    It becomes a StrategyError if the strategy left part of the model on another device. On a CPU no error changes.
+    These are a parameter used outside of a sharded model, and an fp32 tensor beside weights that an engine holds in 16
+    bits. It becomes a StrategyError if the strategy left part of the model on another device.
     """
     try:
         yield
@@ -29,9 +37,17 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
                 f"task: strategy {hooks.name!r} shards parameters, and the loss uses one outside of model(...): "
                 f"compute with it inside of the model's forward{raised_at(error)}"
             ) from error
+        precision = run.config.precision
+        if precision != "fp32" and "precision" in run.capabilities.owns and DTYPES.search(str(error)):
+            raise TaskError(
+                f"task: strategy {hooks.name!r} computes with weights in {precision}, and an operation has a tensor of "
+                f"another dtype beside one of them ({_first_sentence(error)}): have the module make its tensors in the "
+                "weights' dtype, such as t.to(self.layer.weight.dtype), or take a strategy that computes under "
+                f"autocast, such as --strategy single{raised_at(error)}"
+            ) from error
         if run.world.device.type == "cpu" or not MIXED.search(str(error)):
             raise
-        said = " ".join(str(error).split(". ")[0].split())
+        said = _first_sentence(error)
         values = chain(run.module.named_parameters(), run.module.named_buffers())
         elsewhere = [(name, value.device) for name, value in values if value.device != run.world.device]
         if elsewhere:
@@ -42,3 +58,7 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
             ) from error
         how = "make new tensors on the device of the batch or of a parameter: device=x.device"
         raise TaskError(f"task: {said}; {how}{raised_at(error)}") from error
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    return " ".join(str(error).split(". ")[0].split())

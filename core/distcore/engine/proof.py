@@ -11,21 +11,21 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
 from distcore import checkpoint
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
-from distcore.distributed.devices import free_memory, peak_memory
+from distcore.distributed.devices import free_memory, held_memory, peak_memory, reset_peak
 from distcore.engine.evaluation import first_micro_batch, forward_all
 from distcore.engine.loader import to_device
 from distcore.engine.loop import Step
@@ -138,6 +138,7 @@ class Proof:
         self._norms: list[float] = []
         self._began = 0.0
         self._memory_before = 0
+        self._peak_without_copy = peak_memory(world.device)
         self._evaluated_rows = np.empty(0, dtype=np.int64)
         self._steps = STEPS
         self._changers = hooks.changers
@@ -174,9 +175,10 @@ class Proof:
         self._agree(run, hooks)
         self._steps = min(STEPS, run.total_steps)
         if self._wanted:
-            self._prove_evaluation(run, hooks, data)
+            with self._uncounted(run, then="starting"):
+                self._prove_evaluation(run, hooks, data)
         self._began = time.perf_counter()
-        self._memory_before = psutil.Process().memory_info().rss
+        self._memory_before = held_memory(run.world.device)
 
     def note(self, run: Run, hooks: Hooks, step: Step) -> None:
         """Take a step of the run; after the last that is proved, compare. Every rank calls after each first step.
@@ -189,12 +191,29 @@ class Proof:
         total = hooks.reduce_loss(run, mine if run.world.is_shard_leader else torch.zeros_like(mine))
         self._losses.append(float(total) / run.loss_multiplier)
         self._norms.append(math.nan if step.result.grad_norm is None else float(step.result.grad_norm))
-        if step.progress.step == 1:
-            self._why_not = self._why_not or self._too_slow(run)
-            self._agree(run, hooks)
-        if self._wanted and step.progress.step == self._steps:
-            self._compare(run, hooks, step.progress)
-            self._wanted, self._plain = False, None
+        with self._uncounted(run, then="data"):
+            if step.progress.step == 1:
+                self._why_not = self._why_not or self._too_slow(run)
+                self._agree(run, hooks)
+            if self._wanted and step.progress.step == self._steps:
+                self._compare(run, hooks, step.progress)
+                self._wanted, self._plain = False, None
+
+    @contextmanager
+    def _uncounted(self, run: Run, then: str) -> Iterator[None]:
+        """Keep what the proof does out of the run's figures: of its time, and of its peak of memory.
+
+        The time is part of the start; after the ``with`` block the run is in phase ``then``.
+        """
+        device = run.world.device
+        copy = 0 if self._plain is None or device.type != "cpu" else self._plain.nbytes  # it waits in main memory
+        peak = max(self._peak_without_copy, peak_memory(device) - copy)
+        run.tally.enter("starting")
+        try:
+            yield
+        finally:
+            reset_peak(device, peak)
+            run.tally.enter(then)
 
     def _agree(self, run: Run, hooks: Hooks) -> None:
         """Let the main rank's reason count on all ranks, and say it once."""
@@ -211,8 +230,7 @@ class Proof:
         """Return why the replay would take too much memory; the user may insist with ``prove: on``."""
         if run.config.prove == "on" or self._plain is None:
             return ""
-        models = (self._plain.model, *self._plain.frozen.values())
-        size = sum(parameter.numel() * 4 for model in models for parameter in model.parameters())
+        size = sum(parameter.numel() * 4 for model in self._plain.models for parameter in model.parameters())
         free = free_memory(run.world.device)
         if COPIES * size <= PART_OF_MEMORY * free:
             return ""
@@ -248,6 +266,8 @@ class Proof:
         [seen] = forward_all(run, hooks, dataset, self._bound.evaluation.of_run(run), sanity=True)
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
+        if self._plain is not None:
+            self._plain.to(torch.device("cpu"))  # the steps before the next comparison need the device's memory
 
     def _check_outputs(self, run: Run, seen: Collected) -> None:
         rows = self._evaluated_rows

@@ -159,9 +159,20 @@ class PlainCopy:
             for name, tensor in _tensors_of(self.model):
                 tensor.copy_(self.start[name])
 
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The model, and the task's frozen ones."""
+        return (self.model, *self.frozen.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the copy."""
+        of_models = (tensor.nbytes for model in self.models for _, tensor in _tensors_of(model))
+        return sum(of_models) + sum(tensor.nbytes for tensor in self.start.values())
+
     def to(self, device: torch.device) -> None:
-        """Move the models to the rank's device."""
-        for model in (self.model, *self.frozen.values()):
+        """Move the models to a device."""
+        for model in self.models:
             model.to(device)
 
 

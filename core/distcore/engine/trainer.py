@@ -16,7 +16,7 @@ from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.proof import Proof
 from distcore.engine.training import Training
-from distcore.errors import StoppedError, refuse_exit
+from distcore.errors import StoppedError, refuse_endings
 from distcore.files import absolute
 from distcore.plugin.options import build
 from distcore.plugin.report import Report
@@ -43,7 +43,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with arithmetic_of(resolved.config), refuse_exit(), refuse_inner_gradients(hooks):
+        with arithmetic_of(resolved.config), refuse_endings(), refuse_inner_gradients(hooks):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error), error.exit_code

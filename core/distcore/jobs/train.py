@@ -25,7 +25,7 @@ from distcore.errors import (
     RankError,
     StoppedError,
     print_uncaught_on_one_line,
-    refuse_exit,
+    refuse_endings,
     write_traceback,
 )
 from distcore.jobs.logs import set_up_logging
@@ -304,7 +304,7 @@ def check(resolved: Resolved) -> Datasets:
     foreign = reader_of(config.resume)
     newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume and not foreign else None
     job_state = checkpoint.Checkpoint(newest).job_state() if newest else {}
-    with refuse_exit():
+    with refuse_endings():
         data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)
     completed = complete(resolved, data)
@@ -330,7 +330,7 @@ def prepare_data(config: RunConfig) -> None:
     except DistcoreError as error:  # such as an option that one process has no use for
         log.debug("data: not looked at: %s", error)
         return
-    with refuse_exit():
+    with refuse_endings():
         resolved.task.prepare(resolved.config)
 
 

@@ -109,8 +109,7 @@ def freeze(config: RunConfig, module: nn.Module) -> None:
     """
     if config.freeze is not None:
         _freeze_parameters(config, config.freeze, module)
-    if config.lora.rank is None:
-        keep_frozen_statistics(module)
+    keep_frozen_statistics(module, goes_on_in_frozen_parts=config.lora.rank is not None)
 
 
 def _freeze_parameters(config: RunConfig, pattern: str, module: nn.Module) -> None:

@@ -77,8 +77,13 @@ def _depths(config: RunConfig, module: nn.Module) -> dict[str, int]:
 
 
 def _exempt(module: nn.Module) -> Iterator[str]:
+    """Yield the names of parameters that never decay: of normalizations, and biases.
+
+    A table of biases, as of T5's and Swin's relative positions, is one, too, as in transformers' Trainer.
+    """
     for path, child in module.named_modules():
         is_norm = "norm" in type(child).__name__.lower()
         for name, _ in child.named_parameters(recurse=False):
-            if is_norm or name.endswith("bias"):
-                yield f"{path}.{name}" if path else name
+            whole = f"{path}.{name}" if path else name
+            if is_norm or "bias" in whole:
+                yield whole

@@ -60,13 +60,16 @@ class FrozenStatistics(nn.Module):
         return super().train(False)
 
 
-def keep_frozen_statistics(module: nn.Module) -> None:
+def keep_frozen_statistics(module: nn.Module, *, goes_on_in_frozen_parts: bool = False) -> None:
     """Keep the running statistics of layers in frozen parts, as the weights there are kept.
 
-    A layer without parameters belongs to the smallest part of the model around it that has some.
+    A layer without parameters belongs to the smallest part of the model around it that has some. A layer that the
+    task has put into evaluation mode stays in it, too, also with ``goes_on_in_frozen_parts``.
     """
     for path, layer in list(tracking_layers(module)):
-        if _is_frozen(module, path):
+        # A model of from_pretrained() is in evaluation mode as a whole, which says nothing of a layer.
+        is_set_apart = module.training and not layer.training
+        if is_set_apart or (_is_frozen(module, path) and not goes_on_in_frozen_parts):
             layer.__class__ = type(f"Frozen{type(layer).__name__}", (FrozenStatistics, type(layer)), {})
             layer.eval()
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from distcore import ConfigError, RunConfig
 from distcore_accelerate.options import AccelerateOptions
-from distcore_accelerate.settings import Settings
+from distcore_accelerate.settings import OF_LAUNCHER, Settings
 
 OF_BACKEND: dict[str, tuple[str, ...]] = {
     "ddp": ("find_unused", "bucket_mb"),
@@ -33,6 +33,7 @@ def check_options(options: AccelerateOptions, backend: str) -> None:
 def check_settings(settings: Settings, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError, one line, for a device, number of ranks or precision that contradicts the settings."""
     _check_machines(settings, environ)
+    _check_launcher(settings, environ)
     _check_device(settings, config, environ)
     _check_number(settings, config, environ)
     if settings.precision not in (None, config.precision):
@@ -52,6 +53,16 @@ def _check_machines(settings: Settings, environ: Mapping[str, str]) -> None:
         f"{settings.source}: num_machines = {machines}, but this command starts ranks on one machine; run it on each "
         f"machine with --launcher torchrun:{settings.address} --nodes {machines} --nproc {each}, or take it out"
     )
+
+
+def _check_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Refuse what only ``accelerate launch`` would do, in a command that starts its ranks itself."""
+    if "RANK" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
+        return
+    for key in settings.of_launcher:
+        raise ConfigError(
+            f"{settings.source}: {key} is for accelerate launch; here use {OF_LAUNCHER[key]}, or take it out"
+        )
 
 
 def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:

@@ -25,9 +25,11 @@ KEY_IN_JSON = {
 """Map keys of ``deepspeed_config`` in an Accelerate file to those of DeepSpeed's own config."""
 LAUNCHING = frozenset(
     {"deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}
-    | {"deepspeed_config_file", "deepspeed_moe_layer_cls_names", "zero3_init_flag", "zero3_init"}
+    | {"deepspeed_config_file", "zero3_init_flag", "zero3_init"}
 )
 """Keys that are read elsewhere, or only concern the launcher."""
+MOE = frozenset({"deepspeed_moe_layer_cls_names", "moe_layer_cls_names"})
+"""Keys, of a file and of ``accelerate launch``, for layers that DeepSpeed's stage 3 must gather as one."""
 SUPPORTED = {"optimizer": ("AdamW", "Adam"), "scheduler": ("WarmupLR", "WarmupDecayLR")}
 """Types that DeepSpeed can build under Accelerate."""
 
@@ -38,7 +40,13 @@ def user_config(options: AccelerateOptions, settings: Settings) -> UserConfig:
     Raises ConfigError, one line, for an unreadable file, or an Accelerate file that sets keys next to a JSON file.
     """
     section = settings.deepspeed
-    for key in section:
+    for key in MOE:
+        if section.get(key):
+            raise ConfigError(
+                f"{settings.source}: deepspeed_config.{key} = {section[key]!r}: has no effect here; take it out, and "
+                "train a mixture of experts with --strategy fsdp"
+            )
+    for key in section.keys() - MOE:
         if key not in KEY_IN_JSON and key not in LAUNCHING:
             hint = nearest(key, [*KEY_IN_JSON, *LAUNCHING])
             raise ConfigError(f"{settings.source}: unknown key 'deepspeed_config.{key}'{hint}")

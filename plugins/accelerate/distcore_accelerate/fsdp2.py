@@ -37,16 +37,19 @@ ARGUMENTS = {
     "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap",
     "min_num_params": "min_num_params",
     "activation_checkpointing": "activation_checkpointing",
-    "ignored_modules": "ignored_modules",
 }
 """Map keys of ``fsdp_config``, without their prefix, to arguments of Accelerate's plugin."""
-FSDP1 = frozenset(
-    {"sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"}
-)
-"""Keys that Accelerate's FSDP2 ignores."""
-OF_CHECKPOINTS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"}) | {
-    "activation_checkpointing_offload"
+FSDP1: dict[str, tuple[tuple[Any, ...], str]] = {
+    "sharding_strategy": (("FULL_SHARD", 1), "use fsdp_reshard_after_forward: false for SHARD_GRAD_OP"),
+    "backward_prefetch": (("BACKWARD_PRE", 1), "FSDP2 gathers the next layer ahead"),
+    "forward_prefetch": ((False,), "Accelerate has it for FSDP1 only; use --strategy fsdp"),
+    "use_orig_params": ((True, False), ""),
+    "sync_module_states": ((True, False), ""),
+    "ignored_modules": ((), "their gradients would be summed over no ranks; leave them in"),
+    "activation_checkpointing_offload": ((False,), "use --set extensions.activation_offload=true"),
 }
+"""Map keys that are not handed on to the values that FSDP2 has anyway, and what to do instead of others."""
+OF_CHECKPOINTS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"})
 """Keys about saving and loading, which are ignored, because distcore does both itself."""
 
 
@@ -62,14 +65,56 @@ def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
     for key in section:
         if key not in known:
             raise ConfigError(f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known)}")
+        if key in FSDP1:
+            _check_is_so_anyway(key, section[key], source)
     chosen: Tree = {
         "reshard_after_forward": options.reshard_after_forward,
         "cpu_offload": options.cpu_offload,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_cls_names_to_wrap": list(options.wrap_classes) or None,
     }
-    from_file = {ARGUMENTS[key]: value for key, value in section.items() if key in ARGUMENTS and value is not None}
-    return chosen | {key: _names(value) for key, value in from_file.items()}
+    from_file = {ARGUMENTS[key]: _names(key, section[key]) for key in ARGUMENTS if section.get(key) not in (None, "")}
+    _check_agreement(options, from_file, source)
+    together = chosen | from_file
+    _check_policy(together, source)
+    return together
+
+
+def _check_is_so_anyway(key: str, value: Any, source: str) -> None:
+    """Raise ConfigError for a key that asks for what FSDP2, or Accelerate's use of it, does not do."""
+    as_it_is, instead = FSDP1[key]
+    given = value.upper() if isinstance(value, str) else value
+    if value is not None and given not in as_it_is:
+        raise ConfigError(f"{source}: fsdp_config.fsdp_{key} = {value!r}: has no effect here: {instead}; take it out")
+
+
+def _check_agreement(options: AccelerateOptions, from_file: Tree, source: str) -> None:
+    """Raise ConfigError for an option that the file contradicts."""
+    arguments = {
+        "reshard_after_forward": "reshard_after_forward",
+        "cpu_offload": "cpu_offload",
+        "wrap_classes": "transformer_cls_names_to_wrap",
+    }
+    for option, argument in arguments.items():
+        value = getattr(options, option)
+        is_default = value == getattr(AccelerateOptions, option)
+        value = list(value) if option == "wrap_classes" else value
+        said = from_file.get(argument, value)
+        if said != value and not is_default:
+            raise ConfigError(
+                f"strategy_options.{option} = {value!r}, but {source}: fsdp_config says {said!r}; leave one of them out"
+            )
+
+
+def _check_policy(arguments: Tree, source: str) -> None:
+    """Raise ConfigError for names of layers, or a number of parameters, that the policy of wrapping does not read."""
+    policy = str(arguments["auto_wrap_policy"]).upper()
+    readers = {"transformer_cls_names_to_wrap": "TRANSFORMER_BASED_WRAP", "min_num_params": "SIZE_BASED_WRAP"}
+    for name, reader in readers.items():
+        if arguments.get(name) and policy != reader:
+            raise ConfigError(
+                f"{source}: fsdp_auto_wrap_policy = {policy!r} ignores {name} = {arguments[name]!r}; it is for {reader}"
+            )
 
 
 class Sharded(Backend):
@@ -152,6 +197,6 @@ class Sharded(Backend):
         return share
 
 
-def _names(value: Any) -> Any:
-    """Return layer names as a list, also from a string with commas."""
-    return value.split(",") if isinstance(value, str) and "," in value else value
+def _names(key: str, value: Any) -> Any:
+    """Return the value of a key; names of layers as a list, also from a string with commas."""
+    return value.split(",") if key == "transformer_layer_cls_to_wrap" and isinstance(value, str) else value

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 BackendName = Literal["ddp", "fsdp2", "deepspeed"]
 
@@ -24,15 +26,11 @@ class AccelerateOptions:
     """deepspeed: DeepSpeed's own JSON, as a path or a mapping."""
     find_unused: bool = False
     """ddp: allow parameters that get no gradient in some steps; costs a walk over the graph in every step."""
-    bucket_mb: int = 25
-    """ddp: gradient bucket size in MiB."""
+    bucket_mb: Annotated[int, Field(ge=0)] = 25
+    """ddp: gradient bucket size in MiB; 0: one bucket per parameter."""
     reshard_after_forward: bool = True
     """fsdp2: free the gathered parameters between forward and backward."""
     cpu_offload: bool = False
     """fsdp2: keep parameters, gradients and optimizer state in host memory."""
     wrap_classes: tuple[str, ...] = ()
     """fsdp2: class names of the layers to shard as units; default: the model's own list."""
-    split_batches: bool = False
-    """Passed on to Accelerate, without effect on rows: the global batch is always split over ranks."""
-    dispatch_batches: bool | None = None
-    """Passed on to Accelerate, without effect on rows: every rank reads its own."""

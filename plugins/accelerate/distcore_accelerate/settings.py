@@ -34,18 +34,32 @@ READ = frozenset(
 """Keys of an ``accelerate config`` file that concern a run."""
 LAUNCHING = frozenset(
     {"debug", "machine_rank", "rdzv_backend", "same_network"}
-    | {"main_training_function", "enable_cpu_affinity", "mpirun_config", "downcast_bf16", "command_file", "commands"}
-    | {"tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo", "num_cpu_threads_per_process"}
+    | {"main_training_function", "downcast_bf16", "command_file", "commands"}
+    | {"tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo"}
 )
 """Keys that only concern the launcher."""
+OF_LAUNCHER = {
+    "num_cpu_threads_per_process": "--env OMP_NUM_THREADS=N",
+    "mpirun_config": "--launcher mpi",
+}
+"""Keys that its launcher alone obeys, with the flag of distcore's."""
 UNSUPPORTED = {
     "dynamo_config": "use --compile on or --compile regions",
     "dynamo_backend": "use --compile on or --compile regions",
     "fp8_config": "use --precision bf16",
     "megatron_lm_config": "there is no Megatron-LM here",
     "parallelism_config": "ranks are data parallel here",
+    "enable_cpu_affinity": "use --bind-cores",
 }
 """Keys that would change the run but are not supported, with the remedy."""
+
+ASKED_BY_LAUNCHER = {
+    "ACCELERATE_DYNAMO_BACKEND": "dynamo_backend",
+    "ACCELERATE_USE_MEGATRON_LM": "megatron_lm_config",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "parallelism_config",
+    "ACCELERATE_CPU_AFFINITY": "enable_cpu_affinity",
+}
+"""Variables by which ``accelerate launch`` asks for what is not supported, to the key in a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +88,8 @@ class Settings:
     """Section ``fsdp_config``, keys without their prefix."""
     deepspeed: Tree = field(default_factory=dict)
     """Section ``deepspeed_config``."""
+    of_launcher: tuple[str, ...] = ()
+    """The keys of ``OF_LAUNCHER`` that the file sets."""
 
 
 def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -102,6 +118,7 @@ def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.en
         gpu_ids=asked.gpu_ids,
         fsdp=asked.fsdp,
         deepspeed=asked.deepspeed,
+        of_launcher=asked.of_launcher,
     )
 
 
@@ -117,7 +134,16 @@ def read_launcher(environ: Mapping[str, str]) -> Tree:
             tree["deepspeed_config"]["deepspeed_config_file"] = tree["deepspeed_config"].pop("config_file")
     elif _on(environ, "ACCELERATE_USE_FSDP"):
         tree["distributed_type"] = "FSDP"
-        tree["fsdp_config"] = {f"fsdp_{key}": value for key, value in _section(environ, "FSDP_")}
+        section = dict(_section(environ, "FSDP_"))
+        if "transformer_cls_to_wrap" in section:  # the one variable that is not named like its key
+            section["transformer_layer_cls_to_wrap"] = section.pop("transformer_cls_to_wrap")
+        # The launcher always says a size, which without this policy is its default.
+        if section.get("auto_wrap_policy") != "SIZE_BASED_WRAP":
+            section.pop("min_num_params", None)
+        tree["fsdp_config"] = {f"fsdp_{key}": value for key, value in section.items()}
+    for name, key in ASKED_BY_LAUNCHER.items():
+        if name in environ:
+            tree[key] = environ[name]
     # The launcher also sets "no" without a request.
     if (precision := environ.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":
         tree["mixed_precision"] = precision
@@ -160,23 +186,26 @@ def _settings_of(tree: Tree, source: str) -> Settings:
         gpu_ids=None if tree.get("gpu_ids") in (None, "all") else str(tree["gpu_ids"]),
         fsdp={key.removeprefix("fsdp_"): value for key, value in _subtree(tree, "fsdp_config", source).items()},
         deepspeed=_subtree(tree, "deepspeed_config", source),
+        of_launcher=tuple(key for key in OF_LAUNCHER if _asks(tree.get(key))),
     )
 
 
 def _check_keys(tree: Tree, source: str) -> None:
     for key, value in tree.items():
-        if key in UNSUPPORTED and _is_set(value):
+        if key in UNSUPPORTED and _asks(value):
             raise ConfigError(f"{source}: {key} is not supported: {UNSUPPORTED[key]}; take it out")
-        if key not in READ | LAUNCHING | UNSUPPORTED.keys():
-            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), READ | LAUNCHING)}")
+        known = READ | LAUNCHING | OF_LAUNCHER.keys()
+        if key not in known | UNSUPPORTED.keys():
+            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), known)}")
     if tree.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(f"{source}: compute_environment = {tree['compute_environment']!r}: only LOCAL_MACHINE is")
 
 
-def _is_set(value: Any) -> bool:
-    """Return False for an empty section, or one whose values are all off."""
-    values = value.values() if isinstance(value, Mapping) else [value]
-    return any(str(each).lower() not in ("no", "none", "false", "", "1") for each in values)
+def _asks(value: Any) -> bool:
+    """Return False for an empty section, or one whose values are all off; in a section a 1 is the size of a group."""
+    if isinstance(value, Mapping):
+        return any(_asks(each) and str(each) != "1" for each in value.values())
+    return str(value).lower() not in ("no", "none", "false", "")
 
 
 def _subtree(tree: Tree, key: str, source: str) -> Tree:

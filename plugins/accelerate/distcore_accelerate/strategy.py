@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from accelerate import DataLoaderConfiguration
 from torch import Tensor, nn
 
 from distcore import (
@@ -99,7 +98,7 @@ class AccelerateStrategy(AccelerateOptions):
         """Join torch's process group. Return the world that Accelerate reports for the active backend."""
         world = join_process_group(config, rank_info)
         with rank_environment(world):
-            arguments = self._arguments(self.active_backend.plugins(config, world))
+            arguments = self.active_backend.plugins(config, world)
             reported = world_of(world, new_accelerator(self.settings, world, arguments))
         reset_state()  # with DeepSpeed's state, transformers would build the model sharded
         return reported
@@ -110,7 +109,7 @@ class AccelerateStrategy(AccelerateOptions):
         if make_optimizer is None:
             return PreparedModel(model=self.active_backend.for_evaluation(run, model), optimizer=None)
         with rank_environment(run.world):
-            arguments = self._arguments(self.active_backend.plugins_for_model(run, model))
+            arguments = self.active_backend.plugins_for_model(run, model)
             accelerator = new_accelerator(self.settings, run.world, arguments)
             return self.active_backend.prepare(accelerator, run, model, make_optimizer)
 
@@ -145,10 +144,6 @@ class AccelerateStrategy(AccelerateOptions):
         reset_state()
         self.active_backend.teardown()
         return leave_process_group(world)
-
-    def _arguments(self, plugins: dict[str, Any]) -> dict[str, Any]:
-        loading = DataLoaderConfiguration(split_batches=self.split_batches, dispatch_batches=self.dispatch_batches)
-        return {"dataloader_config": loading} | plugins
 
 
 def _zero() -> type[Backend]:

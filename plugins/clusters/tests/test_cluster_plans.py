@@ -195,9 +195,10 @@ def test_the_job_is_one_by_the_models_of_the_kubernetes_client() -> None:
 def _read(models: Any, kind: Any, tree: Any) -> Any:
     """Build ``kind``, a model or a type's name, from a tree; a key that the model does not have is an error."""
     if isinstance(kind, str):
-        if kind.startswith("List["):
+        generic = kind.lower()  # releases of the client write List[str] and list[str]
+        if generic.startswith("list["):
             return [_read(models, kind[5:-1], item) for item in tree]
-        if kind.startswith("Dict[") or kind in ("str", "int", "bool"):
+        if generic.startswith("dict[") or kind in ("str", "int", "bool"):
             return tree
         kind = getattr(models, kind)
     names = {key: name for name, key in kind.attribute_map.items()}

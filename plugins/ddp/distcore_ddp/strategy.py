@@ -28,13 +28,16 @@ from distcore import (
     join_process_group,
 )
 from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
-from distcore_ddp.sums import DTYPES, sum_hook
+from distcore_ddp.sums import DTYPES, Sending, sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """Advice for a parameter that gets no gradient."""
-INEXACT = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
+INEXACT = (
+    "gradient", "clipping", "neutral-names", "weights-of-files", "frozen-of-files", "scalar-parameters", "into-single",
+    "from-single",
+)  # fmt: skip
 """Laws and cases that rounded gradients break."""
 BROADCAST = 250 * 2**20
 """Most bytes that DDP copies at once as it sends rank 0's weights to the others."""
@@ -47,8 +50,10 @@ class DDPState:
 
     wrapped: DistributedDataParallel
     """The model in DDP."""
+    sending: Sending
+    """Whether DDP's hook sends gradients."""
     has_run: bool = False
-    """True once a micro-batch has run: the first backward pass records a static graph, so it must all-reduce."""
+    """True once a micro-batch has run: the first backward pass records a static graph, so DDP must see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,21 +145,24 @@ class DDPStrategy:
             find_unused_parameters=self.find_unused,
         )
         wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
-        wrapped.register_comm_hook(None, sum_hook(self.compression))
+        sending = Sending()
+        wrapped.register_comm_hook(sending, sum_hook(self.compression))
         # A dummy backward pass makes torch regroup buckets now. A static graph would record that pass, and with
         # find_unused torch never regroups.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
-        return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped))
+        return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped, sending))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """All-reduce in the last micro-batch of a step, and with a static graph in the run's first micro-batch."""
+        """All-reduce in the last micro-batch of a step. DDP sees the run's first one, too, if it records a graph."""
         state: DDPState = run.strategy_state
-        if last or (self.static_graph and not state.has_run):
-            state.has_run = True
+        is_recorded = self.static_graph and not state.has_run
+        state.has_run = True
+        if last:
             return _NO_CONTEXT
-        return state.wrapped.no_sync()
+        # Sums of this micro-batch would be summed once more with the others at the end of the step.
+        return state.sending.paused() if is_recorded else state.wrapped.no_sync()
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:

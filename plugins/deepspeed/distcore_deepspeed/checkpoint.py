@@ -26,6 +26,17 @@ def save(run: Run) -> State:
     return dict(_frozen_entries(run)) | flat_buffers.save(parts(run), run.optimizer)
 
 
+def computed_weights(run: Run) -> State:
+    """Return the partitions at stage 3 that forward passes gather; the masters, which are saved, are other tensors."""
+    state: State = {}
+    tensor: Any
+    for name, tensor in defaults.model_state(run).items():
+        is_here = hasattr(tensor, "ds_tensor") and tensor.ds_tensor.status.name == "AVAILABLE"  # and not on NVMe
+        if is_here and (local := _local_partition(tensor)) is not None:
+            state[name] = Piece(*local, tuple(tensor.ds_shape))
+    return state
+
+
 @torch.no_grad()
 def load(run: Run, saved: SavedState, progress: Progress) -> bool:
     """Load the model, its master weights, the optimizer's state and DeepSpeed's schedule; always true."""

@@ -148,6 +148,10 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         """Return master weights and optimizer state of this rank's partitions, and the rest of the model."""
         return checkpoint.save(run)
 
+    def computed_weights(self, run: Run) -> State:
+        """Return the partitions with which stage 3 computes, for the proof of the first save."""
+        return checkpoint.computed_weights(run)
+
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load model, master weights, optimizer state and DeepSpeed's schedule."""

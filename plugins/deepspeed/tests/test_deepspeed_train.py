@@ -18,11 +18,12 @@ from torch.utils.data import TensorDataset
 from distcore import Progress, RankInfo, RunConfig, Simple, launch, load_config, train
 from distcore.engine.build import build_run
 from distcore.engine.loop import steps
-from distcore.errors import RankError, StrategyError
+from distcore.errors import CheckpointError, RankError, StrategyError
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
 from distcore.resolve import strategies
 from distcore.testing.problem import Problem
+from distcore_deepspeed import checkpoint
 
 pytestmark = pytest.mark.ranks
 
@@ -218,3 +219,22 @@ def test_an_evaluation_before_the_first_step_costs_no_gathers_later(tmp_path: Pa
     settings = config(tmp_path / "run", {"stage": 3, "stage3_param_persistence_threshold": 0})
     never, before = (launch(gathers, settings, evaluations, nproc=2)[0] for evaluations in (0, 2))
     assert 0 < before[-1] == never[-1] < never[0], "a step that knows the order gathers layers together"
+
+
+def test_a_save_of_stage_3_that_has_another_parameters_weights_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank compares what it saves, of the optimizer's buffers, with the partitions that forward passes gather."""
+    where = checkpoint._partition_of
+
+    def of_the_next(optimizer: Any, parameter: Any) -> tuple[int, int, int]:
+        alike = [one for group in optimizer.fp16_groups for one in group if one.ds_numel == parameter.ds_numel]
+        place = next(number for number, one in enumerate(alike) if one is parameter)
+        other = alike[(place + 1) % len(alike)]
+        return where(optimizer, other)[0], *where(optimizer, parameter)[1:]
+
+    monkeypatch.setattr(checkpoint, "_partition_of", of_the_next)
+    settings = config(tmp_path / "run", {"stage": 3}, max_steps=2, precision="bf16", prove="off")
+    with pytest.raises(CheckpointError, match=r"'\S+': the weight that strategy 'deepspeed' saves is not the one that"):
+        launch(train, settings, Problem(), nproc=2)
+    assert not (tmp_path / "run/checkpoints").exists()

@@ -35,7 +35,9 @@ Dtype = Literal["fp32", "precision"]
 
 def check_dtype(name: str, value: str, config: RunConfig) -> None:
     """Raise ConfigError for a dtype that is asked to follow the precision, where that is fp32."""
-    if value == "precision" and config.precision == "fp32":
+    # Under an adapter the base may be kept in 16 bits, and is gathered in fp32 then.
+    is_idle = config.precision == "fp32" and (name == "reduce_dtype" or config.lora.rank is None)
+    if value == "precision" and is_idle:
         raise ConfigError(f"strategy_options.{name} = 'precision': {IN_FP32}")
 
 

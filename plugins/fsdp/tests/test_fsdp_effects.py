@@ -175,6 +175,11 @@ def test_an_option_without_effect_is_one_line_and_none_to_an_evaluation(options:
     assert resolved({"precision": "fp32"}, options, training=False).strategy_options == options
 
 
+def test_a_base_in_16_bits_is_gathered_in_fp32_if_that_is_the_precision() -> None:
+    changes = {"precision": "fp32", "lora": {"rank": 2}}
+    assert resolved(changes, {"param_dtype": "precision"}).strategy_options == {"param_dtype": "precision"}
+
+
 def test_on_one_rank_nothing_is_gathered_and_nothing_is_refused() -> None:
     assert resolved({"nproc": 1}, {"sharding": "grad", "backward_prefetch": 1}).nproc == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -61,12 +62,15 @@ class ParameterGroup(tuple[nn.Parameter, ...]):
 def group_gradients(distributed: Any, groups: int) -> None:
     """Make Horovod send gradients in ``groups`` groups, each when it is complete: sums then round alike in every run.
 
+    Groups have equal numbers of parameters, or one more; there are no more groups than parameters.
+
     Horovod's own argument ``groups`` does the same, but exchanges pickles to agree on an order that all ranks already
     share. Therefore this sets the private fields.
     """
     parameters = [p for group in distributed.param_groups for p in group["params"] if p.requires_grad]
-    size = -(-len(parameters) // groups)  # ceiling division
-    grouped = [ParameterGroup(parameters[start : start + size]) for start in range(0, len(parameters), size)]
+    number = max(1, min(groups, len(parameters)))
+    bounds = [len(parameters) * index // number for index in range(number + 1)]
+    grouped = [ParameterGroup(parameters[start:end]) for start, end in pairwise(bounds)]
     distributed._groups = len(grouped)
     distributed._group_counts = dict.fromkeys(grouped, 0)
     distributed._p_to_group = {p: group for group in grouped for p in group}

@@ -58,9 +58,9 @@ class HorovodStrategy:
     groups: Annotated[int, Field(ge=0)] = 1
     """Number of groups in which gradients are sent, each when it is complete: runs then repeat bit for bit. 0 sends
     gradients as they come, fused by timing: more overlap with backward, but above two ranks rounding varies."""
-    fusion_mb: Annotated[float, Field(ge=0)] | None = None
+    fusion_mb: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Horovod's fusion buffer in MiB; default: HOROVOD_FUSION_THRESHOLD, or 128."""
-    cycle_ms: Annotated[float, Field(gt=0)] | None = None
+    cycle_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Milliseconds between Horovod's checks for gradients to send; default: HOROVOD_CYCLE_TIME, or 1."""
     find_unused: bool = False
     """Allow parameters that get no gradient in some steps; costs one small all-reduce per step."""
@@ -109,8 +109,14 @@ class HorovodStrategy:
         how = "build it on a machine that has it (distcore-horovod build)"
         if config.device == "cuda" and torch.cuda.device_count() and not hvd.nccl_built():  # a plan needs no GPU here
             raise ConfigError(f"device = 'cuda': this Horovod was built without NCCL; {how}, or use --set device=cpu")
+        self._fusion_bytes()  # refuses a variable that it cannot read
         if self.op != "adasum":
             return
+        idle = {"groups": self.groups if self.groups > 1 else None, "find_unused": self.find_unused or None}
+        for name, value in idle.items():
+            if value is not None:
+                why = "has no effect with op = 'adasum', which combines steps; leave one of them out"
+                raise ConfigError(f"strategy_options.{name} = {str(value).lower()}: {why}")
         if not hvd.mpi_built():
             raise ConfigError(f"strategy_options.op = 'adasum': this Horovod was built without MPI; {how}")
         if config.precision == "fp16" or config.clip.norm is not None or config.clip.value is not None:
@@ -136,9 +142,15 @@ class HorovodStrategy:
         return TracedFusion(self._fusion_bytes(), halves=self.compression != "none")
 
     def _fusion_bytes(self) -> int:
+        """Return the size of the fusion buffer. Raises ConfigError for a variable that is no number of bytes."""
         if self.fusion_mb is not None:
             return int(self.fusion_mb * 2**20)
-        return int(os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES))
+        given = os.environ.get("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
+        if not given.isdecimal():  # Horovod itself would read the digits before the first other character
+            raise ConfigError(
+                f"HOROVOD_FUSION_THRESHOLD = {given!r}: expected bytes as a whole number; or use fusion_mb"
+            )
+        return int(given)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from option_effects import Effect, assert_effects
-from torch import Tensor, nn
+from sentences import LENGTH, Sentences
+from torch import nn
 from traffic import Traffic
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from distcore import ConfigError, Datasets, RunConfig, StrategyError
+from distcore import ConfigError, RunConfig, StrategyError
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Job
 from distcore.testing.problem import VOCABULARY, Problem
@@ -22,26 +21,6 @@ from distcore_mesh.strategy import MeshStrategy
 
 GATHER, SUM = "_allgather_base_", "_reduce_scatter_base_"
 IN_BF16 = {"precision": "bf16"}
-LENGTH = 12
-"""Tokens of a row, so that two ranks can share them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sentences(Problem):
-    """A small Llama predicts the next token of each row."""
-
-    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        llama = LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-            intermediate_size=24, pad_token_id=0,
-        )  # fmt: skip
-        return LlamaForCausalLM(llama)
-
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        tokens = F.pad(batch["tokens"], (0, LENGTH - batch["tokens"].shape[1]), value=1)
-        following = F.pad(tokens[:, 1:], (0, 1), value=-100)
-        logits: Tensor = model(input_ids=tokens).logits
-        return F.cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
 
 
 def rows_of_a_layer(job: Job) -> int:

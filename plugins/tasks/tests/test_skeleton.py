@@ -16,7 +16,7 @@ SKELETON = {
 OWN = {
     "causal_lm": {"conversations", "shapes", "vocabulary", "sequence_packing", "router", "streamed_blocks"},
     "distillation": set[str](),
-    "embedding": {"losses", "known", "modules", "retrieval", "text_settings"},
+    "embedding": {"folder_keys", "losses", "known", "modules", "retrieval", "text_settings"},
     "image_classification": {
         *("shapes", "conv", "preprocessing", "processors"),
         *("arrays", "decoding", "encoded", "folders", "sources", "stream_sources"),  # where images come from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from distcore.plugin.strategy.tally import Tally
 
@@ -332,3 +332,14 @@ class Run:
     def epochs_at(self, progress: Progress) -> float:
         """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""
         return round(progress.epoch + progress.step_in_epoch / self.steps_per_epoch, 4)
+
+
+@runtime_checkable
+class ComputesElsewhere(Protocol):
+    """A strategy whose model computes with other tensors than those of ``run.module``, such as an engine's own."""
+
+    def computed_weights(self, run: Run) -> State:
+        """Return this rank's parts of these weights, by ``model/NAME``, in any dtype; nothing is gathered.
+
+        The first save of a run is compared with them, so they must not come from what ``save_checkpoint`` reads.
+        """

@@ -23,6 +23,7 @@ from distcore.plugin.strategy import defaults
 from distcore.plugin.strategy.capabilities import OLDEST_SPEC_VERSION, SPEC_VERSION, Capabilities
 from distcore.plugin.strategy.contract import (
     BuiltModel,
+    ComputesElsewhere,
     Evaluation,
     MicroBatch,
     ModelSource,
@@ -66,7 +67,7 @@ class Hooks:
 
         Raises StrategyError for a hook method without ``@hookimpl``, an unknown argument or another spec version.
         """
-        self.name = name
+        self.name, self._strategy = name, strategy
         self.capabilities = capabilities_of(name, strategy)
         self._manager = pluggy.PluginManager("distcore")
         self._manager.add_hookspecs(Operations)
@@ -100,7 +101,8 @@ class Hooks:
         # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._accumulate, self._backward = map(self._shortest, ("accumulate", "backward"))
         self._step, self._step_end = map(self._shortest, ("step", "on_step_end"))
-        self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        self.has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        """True if anybody hears ``on_step_end``."""
         if _is_marked(getattr(strategy, "train_step", None)):
             _warn_of_unused_wrappers(name, plugins)
 
@@ -190,6 +192,10 @@ class Hooks:
             self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
         return answer
 
+    def computed_weights(self, run: Run) -> State:
+        """Return the parts of weights with which the strategy's model computes, where the module does not have them."""
+        return self._strategy.computed_weights(run) if isinstance(self._strategy, ComputesElsewhere) else {}
+
     def save_checkpoint(self, run: Run) -> State:
         """Call the hook; add the modules' extra state. Raises StrategyError unless the hook returns a dict."""
         state = self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
@@ -216,7 +222,7 @@ class Hooks:
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""
-        if self._has_step_listener and (answers := self._step_end(run=run, progress=progress, result=result)):
+        if self.has_step_listener and (answers := self._step_end(run=run, progress=progress, result=result)):
             run.tally.wish("on_step_end", answers if isinstance(answers, list) else [answers])
 
     def on_epoch_end(self, run: Run, progress: Progress) -> None:

@@ -37,7 +37,8 @@ class Tally:
         self.unlogged: tuple[float, int] = (0.0, 0)
         """Of the resumed checkpoint: sum of the loss over the items since its last log line, and their number."""
         self.enter: Callable[[str], object] = dict[str, object]().get  # does nothing, at the least cost
-        """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``. An extension may replace it."""
+        """Called as a phase begins: ``forward``, ``backward``, ``step``, ``other``; and, around the proof of the first
+        steps, ``starting`` and ``data``. An extension may replace it."""
         self._clear()
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:

@@ -70,9 +70,10 @@ class Simple:
 
         try:
             return default_collate(rows)
-        except (TypeError, RuntimeError) as error:
+        except (AttributeError, TypeError, RuntimeError) as error:
             kinds = dict.fromkeys(str(tuple(getattr(row, "shape", ())) or type(row).__name__) for row in rows)
-            problem = f"rows of {', '.join(kinds)} make no batch ({error}); write collate(rows)"
+            reason = "a row is None, or has it among its values" if _has_none(rows) else error
+            problem = f"rows of {', '.join(kinds)} make no batch ({reason}); write collate(rows)"
             raise TaskError(f"task {type(self).__name__}: {problem}") from error
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
@@ -121,6 +122,12 @@ class Simple:
     def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return the mean of each metric over the rows; ``None`` without rows."""
         return {name: outputs[name].double().mean().item() if name in outputs else None for name in self.metrics}
+
+
+def _has_none(rows: object) -> bool:
+    from torch.utils._pytree import tree_leaves
+
+    return any(leaf is None for leaf in tree_leaves(rows))
 
 
 class CollatedRows:

@@ -49,7 +49,7 @@ def encode(
     """
     for some in chunks(rows):
         columns = [
-            tokenize_chunk(tokenizer, [options.prepared(role, text) for text in texts], options.max_seq_len)
+            tokenize_chunk(tokenizer, [options.prepared(role, text) for text in texts], options.length)
             for role, texts in zip(options.columns.names, zip(*some, strict=True), strict=True)
         ]
         if not options.from_scratch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distcore import ConfigError, ModelError
+from distcore_tasks.embedding.modules import check_modules
 from distcore_tasks.embedding.options import EmbeddingOptions
 from distcore_tasks.shared.bert import SHAPES, bert_config, check_encoder, hidden_size
 from distcore_tasks.shared.pretrained import load_model, read_config
@@ -20,7 +21,7 @@ def build_encoder(options: EmbeddingOptions, *, vocab_size: int, pad: int) -> nn
 
     ``vocab_size`` and ``pad``, the padding token, come from the tokenizer. Raises ModelError.
     """
-    length, dropout, shape = options.max_seq_len, options.dropout, SHAPES.get(options.model)
+    length, dropout, shape = options.length, options.dropout, SHAPES.get(options.model)
     if shape is None:
         model: Any = load_model("AutoModel", options.model, options.model_folder(), dropout)
     else:
@@ -37,7 +38,7 @@ def build_encoder(options: EmbeddingOptions, *, vocab_size: int, pad: int) -> nn
 
 def check_model(options: EmbeddingOptions) -> None:
     """Raise ModelError or ConfigError, one line, unless the model is an encoder that the options fit."""
-    check_encoder(options, options.max_seq_len, "MASKED_LM", NO_ENCODER)
+    check_encoder(options, options.length, "MASKED_LM", NO_ENCODER)
     if not options.from_scratch and read_config(options.model, options.model_folder()).get("is_encoder_decoder"):
         raise ModelError(
             f"model {options.model}: {NO_ENCODER}, but an encoder with a decoder; take a model such as BERT or RoBERTa"
@@ -47,4 +48,6 @@ def check_model(options: EmbeddingOptions) -> None:
         raise ConfigError(
             f"dims = {list(options.dims)}: an embedding of {options.model} has {size} numbers; use at most {size}"
         )
+    if not options.from_scratch:
+        check_modules(options.model, options.model_folder())
     _ = options.pools  # so that it raises before the data are read

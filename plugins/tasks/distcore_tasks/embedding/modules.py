@@ -7,31 +7,43 @@ from pathlib import Path
 from typing import Literal
 
 from distcore import ModelError
-from distcore_tasks.embedding.text_settings import PROMPTS, TextSettings
+from distcore_tasks.embedding.text_settings import MODULES, PROMPTS, TextSettings
 from distcore_tasks.shared.pretrained import one_line_errors
 
 Pooling = Literal["mean", "cls"]
-MODULES = "modules.json"
-"""The file with the list of the parts of a model."""
+OWNER = "sentence_transformers."
+"""Begins the types of its own modules; others are code of a folder or of another package."""
+KINDS = ("Transformer", "Pooling", "Normalize")
+"""The modules that this task has, in order."""
 POOLING = "1_Pooling"
 """The folder of the part that pools."""
+
+
+def check_modules(name: str, folder: Path) -> None:
+    """Raise ModelError if embeddings of the model ``name`` pass other modules than ``KINDS``, or one of them twice."""
+    if not (folder / MODULES).is_file():
+        return
+    with one_line_errors(f"model {name}: {MODULES} cannot be read"):
+        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        types = [str(module["type"]) for module in modules]
+    for place, type_ in enumerate(types):
+        kind = type_.rpartition(".")[2]
+        is_known = type_.startswith(OWNER) and KINDS[place : place + 1] == (kind,)
+        if not is_known:
+            raise ModelError(
+                f"model {name}: its embeddings pass a module {kind if type_.startswith(OWNER) else type_}, which this "
+                f"task does not have behind {', '.join(KINDS[:place]) or 'the beginning'}; take another model"
+            )
 
 
 def saved_pooling(name: str, folder: Path) -> Pooling:
     """Return the pooling in the folder of the model ``name``, ``mean`` if it says nothing.
 
-    Raises ModelError for a pooling that this task does not have, and for a folder with other modules.
+    Raises ModelError for a pooling that this task does not have.
     """
-    if not (folder / MODULES).is_file():
-        return "mean"
-    with one_line_errors(f"model {name}: {MODULES} cannot be read"):
-        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        paths = {str(module["type"]).rpartition(".")[2]: folder / str(module["path"]) for module in modules}
-        modes = _modes(paths["Pooling"]) if "Pooling" in paths else ["mean"]
-    if other := sorted(paths.keys() - {"Transformer", "Pooling", "Normalize"}):
-        raise ModelError(
-            f"model {name}: its embeddings pass a module {other[0]}, which this task does not have; take another model"
-        )
+    with one_line_errors(f"model {name}: its pooling cannot be read"):
+        file = pooling_folder(name, folder) / "config.json"
+        modes = _modes(file) if (folder / MODULES).is_file() and file.is_file() else ["mean"]
     if modes == ["mean"]:
         return "mean"
     if modes == ["cls"]:
@@ -75,9 +87,9 @@ def write_modules(folder: Path, pooling: Pooling, size: int | None, max_seq_len:
         (folder / name).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
-def _modes(folder: Path) -> list[str]:
-    """Return the poolings in the folder of such a module; earlier releases have a flag for each."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+def _modes(file: Path) -> list[str]:
+    """Return the poolings in the config of such a module; earlier releases have a flag for each."""
+    config = json.loads(file.read_text(encoding="utf-8"))
     if (named := config.get("pooling_mode")) is not None:
         return [named] if isinstance(named, str) else list(named)
     kinds = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]

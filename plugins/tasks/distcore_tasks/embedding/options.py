@@ -26,6 +26,8 @@ RETRIEVAL: dict[str, Direction] = {
 """The metrics of retrieval."""
 
 
+LENGTH = 128
+"""Length of a text in tokens, where nobody says another."""
 ROLES = ("anchor", "positive", "negative", "text")
 """What a text is in its row."""
 
@@ -89,8 +91,8 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
     """The vocabulary of a built-in model."""
-    max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Length of a text in tokens; longer texts are cut."""
+    max_seq_len: Annotated[int, Field(ge=4)] | None = None
+    """Length of a text in tokens; longer texts are cut. Null: as a folder of sentence-transformers says, else 128."""
     pooling: Pooling | None = None
     """The mean of all tokens, or the first one; null: as a folder of sentence-transformers says, else the mean."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -118,6 +120,11 @@ class EmbeddingOptions(PaddingFreeOptions, head="token classifier"):
             return TextSettings()
         folder = self.model_folder()
         return read_text_settings(self.model, folder, pooling_folder(self.model, folder))
+
+    @cached_property
+    def length(self) -> int:
+        """Length of a text in tokens. Raises ModelError as ``text_settings`` does."""
+        return self.max_seq_len or self.text_settings.length or LENGTH
 
     @cached_property
     def prompt_texts(self) -> Mapping[str, str]:

@@ -59,7 +59,7 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
     check_model(options)
     if options.stream:
         check_stream(options, {})
-    settings = [asdict(options.columns), options.max_seq_len, prepared_as(options)]
+    settings = [asdict(options.columns), options.length, prepared_as(options)]
     entry = CACHED.entry(
         options, config, settings, options.tokenizer.vocab_size, lambda at: _build(at, options, config.seed)
     )
@@ -77,8 +77,9 @@ def prepare_texts(options: EmbeddingOptions, config: RunConfig) -> TextsDatasets
         facts={"data": options.data, **facts},
         warnings=(
             *data_warnings(options),
-            *cut_warning(facts, options.max_seq_len, "texts"),
+            *cut_warning(facts, options.length, "texts"),
             *_untrained_size(options),
+            *_length(options),
             *_prompts(options),
         ),
         group=group,
@@ -91,6 +92,15 @@ def _untrained_size(options: EmbeddingOptions) -> Iterator[str]:
     size = hidden_size(options)
     if options.dims and isinstance(size, int) and size not in options.dims:
         yield f"dims = {list(options.dims)}: whole embeddings, of {size} numbers, are not trained as such; add {size}"
+
+
+def _length(options: EmbeddingOptions) -> Iterator[str]:
+    """Yield the length that the model's folder says, where no option says one."""
+    if options.max_seq_len is None and options.text_settings.length is not None:
+        yield (
+            f"model {options.model}: texts have up to {options.length} tokens, as its folder of sentence-transformers "
+            "says; --max-seq-len names another length"
+        )
 
 
 def _prompts(options: EmbeddingOptions) -> Iterator[str]:

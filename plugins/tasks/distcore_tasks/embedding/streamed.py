@@ -21,7 +21,7 @@ def streaming_of(options: EmbeddingOptions) -> Streaming:
         make_tokenizer=partial(make_tokenizer, options),
         encode=partial(encode_some, options),
         length=all_tokens,
-        settings=[options.columns.names, options.max_seq_len, prepared_as(options)],
+        settings=[options.columns.names, options.length, prepared_as(options)],
     )
 
 

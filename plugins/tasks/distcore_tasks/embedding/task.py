@@ -131,8 +131,8 @@ class Embedding(EmbeddingOptions):
         from distcore_tasks.shared.tokenized import tokenized
 
         tokenized(data).save_files(folder)
-        set_length(folder, self.max_seq_len)
-        write_modules(folder, self.pools, hidden_size(self), self.max_seq_len, self.exported_settings)
+        set_length(folder, self.length)
+        write_modules(folder, self.pools, hidden_size(self), self.length, self.exported_settings)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""

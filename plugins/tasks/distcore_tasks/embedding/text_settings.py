@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ModelError
+from distcore_tasks.embedding.folder_keys import check_encoder_keys, check_model_keys, check_pooling_keys
 from distcore_tasks.shared.pretrained import one_line_errors
 
+MODULES = "modules.json"
+"""The file with the list of the parts of a model."""
 PROMPTS = "config_sentence_transformers.json"
 """The file of prompts."""
 TRANSFORMER = "sentence_*_config.json"
 """The file of the encoder's length and case; releases before 1 name it after the kind of the encoder."""
-ARGUMENTS = ("model_args", "config_args", "tokenizer_args", "processor_args", "model_kwargs", "processing_kwargs")
-"""Settings of an encoder that would change what transformers loads."""
+NO_LIMIT = 10**6
+"""From here on a tokenizer's ``model_max_length`` says that it has none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class TextSettings:
     """Name of the prompt that is used where none is named."""
     pools_prompt: bool = True
     """Whether the tokens of a prompt take part in a mean."""
+    length: int | None = None
+    """Tokens of a text, behind which it is cut; ``None``: the folder is not one of sentence-transformers."""
 
     def prompt(self, given: str | None) -> str:
         """Return the text before others: of the name or the text ``given``, or the default.
@@ -55,13 +60,19 @@ def read_text_settings(name: str, folder: Path, pooling: Path) -> TextSettings:
     Raises ModelError for those that this task does not have.
     """
     with one_line_errors(f"model {name}: its settings of sentence-transformers cannot be read"):
-        encoder = next((_read(file) for file in sorted(folder.glob(TRANSFORMER))), {})
+        encoder_file = next(iter(sorted(folder.glob(TRANSFORMER))), folder / "sentence_bert_config.json")
+        encoder = _read(encoder_file)
         prompts = _read(folder / PROMPTS)
         pools = _read(pooling / "config.json")
         texts = {str(key): str(value) for key, value in (prompts.get("prompts") or {}).items()}
         default = prompts.get("default_prompt_name")
-    if other := next((key for key in ARGUMENTS if encoder.get(key)), None):
-        raise ModelError(f"model {name}: its encoder has {other}, which this task does not have; take another model")
+        length = encoder.get("max_seq_length")
+        is_of_sentence_transformers = bool(encoder) or (folder / MODULES).is_file()
+        if length is None and is_of_sentence_transformers:
+            length = _usual_length(folder)
+    check_encoder_keys(name, encoder_file.name, encoder)
+    check_pooling_keys(name, f"{pooling.name}/config.json", pools)
+    check_model_keys(name, PROMPTS, prompts)
     if default is not None and default not in texts:
         raise ModelError(f"model {name}: {PROMPTS} has no prompt {default!r}, its default_prompt_name")
     return TextSettings(
@@ -69,6 +80,7 @@ def read_text_settings(name: str, folder: Path, pooling: Path) -> TextSettings:
         prompts=texts,
         default=default,
         pools_prompt=bool(pools.get("include_prompt", True)),
+        length=length,
     )
 
 
@@ -77,6 +89,18 @@ def count_prompt_tokens(tokenizer: Any, prompt: str) -> int:
     tokens = tokenizer(prompt)["input_ids"]
     ends = bool(tokens) and tokens[-1] in tokenizer.all_special_ids  # what a tokenizer puts behind a whole text
     return len(tokens) - ends
+
+
+def _usual_length(folder: Path) -> int | None:
+    """Return the length that sentence-transformers takes where no file names one: what tokenizer and model both have.
+
+    ``None`` where neither has a limit.
+    """
+    limits = (
+        _read(folder / "tokenizer_config.json").get("model_max_length"),
+        _read(folder / "config.json").get("max_position_embeddings"),
+    )
+    return min((int(limit) for limit in limits if limit is not None and limit < NO_LIMIT), default=None)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -18,5 +18,5 @@ def unlabeled_texts(rows: FileRows, options: EmbeddingOptions, data: TextsDatase
         options.prepared("text", text)
         for (text,) in checked(f"data file {rows.file}", rows.records, texts_schema({}, ["text"]), rows.start)
     )
-    tokens, lengths, _ = tokenize(data.loaded_tokenizer, texts, options.max_seq_len)
+    tokens, lengths, _ = tokenize(data.loaded_tokenizer, texts, options.length)
     return TextsDataset(texts={"text": flat_of(tokens, lengths)}, pad=data.pad, content="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,12 +16,6 @@ from distcore_tasks.gguf_export.vocabulary import vocabulary_of
 from distcore_tasks.graph_export.graph import finish
 from distcore_tasks.huggingface_export.card import GGUF
 
-log = logging.getLogger("distcore")
-UNCOMPOSED = (
-    "The tokenizer brings texts into the form NFC, which llama.cpp does not: give it texts in that form, or a letter "
-    "with a combining accent is cut otherwise."
-)
-"""What is said of a tokenizer whose texts are rarely in another form."""
 merges = True
 """A file has no place for an adapter."""
 exempt = {
@@ -48,6 +41,4 @@ def export(trained: TrainedModel, to: Path, merged: bool) -> None:
         vocabulary = vocabulary_of(Path(folder), module.config.vocab_size)
     to.mkdir(exist_ok=True)
     write_gguf(to / GGUF, module, family, vocabulary)
-    if vocabulary.composes:
-        log.warning("%s", UNCOMPOSED)
-    finish(to, trained, partial(prove, to / GGUF, trained), notes=[UNCOMPOSED] * vocabulary.composes)
+    finish(to, trained, partial(prove, to / GGUF, trained))

@@ -33,7 +33,7 @@ NORMALIZERS: tuple[list[dict[str, Any]], ...] = ([], [_REPLACE], [_PREPEND, _REP
 ADDED_FLAGS = ("lstrip", "rstrip", "single_word")
 """What a token may say of the text around it, and llama.cpp does not read."""
 COMPOSES = {"type": "NFC"}
-"""The normalizer of Qwen's models. llama.cpp has none, and texts are in this form already, but for rare ones."""
+"""The normalizer of Qwen's models, which llama.cpp does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,6 @@ class Vocabulary:
     """Whether a space is put before a text."""
     special: SpecialVocab
     """Tokens with a role, merges, and the chat template."""
-    composes: bool
-    """Whether transformers brings texts into the form NFC first, which llama.cpp does not."""
 
     def describe(self, writer: GGUFWriter) -> None:
         """Write all of it."""
@@ -100,7 +98,6 @@ def vocabulary_of(folder: Path, size: int) -> Vocabulary:
         scores=[-float(number) for number in range(size)] if pieces else None,
         adds_space=pieces and tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith(SPACE),
         special=special,
-        composes=COMPOSES in _steps(known["normalizer"], "normalizers"),
     )
 
 
@@ -185,6 +182,12 @@ def _pre_of(known: Mapping[str, Any]) -> str:
     steps = _steps(known["normalizer"], "normalizers")
     if others := [step["type"] for step in steps if step != COMPOSES]:
         raise _refused(f"a normalizer {', '.join(others)}")
+    if steps:
+        raise ConfigError(
+            "--format gguf: the tokenizer has a normalizer NFC, which llama.cpp lacks, so that it would cut a letter "
+            "with a combining accent otherwise; if all texts are in that form already, export without --format, and "
+            "convert that folder with llama.cpp's convert_hf_to_gguf.py, which leaves the normalizer out"
+        )
     return name
 
 

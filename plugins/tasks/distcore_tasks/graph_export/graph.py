@@ -186,16 +186,15 @@ def finish(
     trained: TrainedModel,
     prove: Callable[[], Proof],
     inputs: Sequence[str] = (),
-    notes: Sequence[str] = (),
 ) -> None:
     """Write what belongs beside a model in the folder ``to``: the config, the task's files and a card.
 
-    ``prove`` reads the export back, ``inputs`` are those of a graph, ``notes`` what the card says beside its use.
+    ``prove`` reads the export back, ``inputs`` are those of a graph.
     """
     module: Any = trained.module
     module.config.save_pretrained(to)
     trained.save_task_files(to)
-    write_card(to, trained, prove(), inputs, notes)
+    write_card(to, trained, prove(), inputs)
 
 
 @contextmanager

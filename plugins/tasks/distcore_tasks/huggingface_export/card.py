@@ -49,13 +49,11 @@ AUTO_CLASSES = {
 """peft's name of a task, to its class that loads an adapter with its base."""
 
 
-def write_card(
-    to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = (), notes: Sequence[str] = ()
-) -> None:
+def write_card(to: Path, trained: TrainedModel, proof: Proof, inputs: Sequence[str] = ()) -> None:
     """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
     The card uses the metrics of the run folder, if they exist, and ``proof``, what was measured of the export itself.
-    ``inputs``: those of a graph; ``notes``: what is to be known for its use.
+    ``inputs``: those of a graph.
     """
     model = type(trained.module).__name__
     kind = next((kind for end, (kind, _) in KINDS.items() if model.endswith(end)), None)
@@ -78,7 +76,7 @@ def write_card(
         yaml.safe_dump(head, sort_keys=False).strip(),
         "---",
         "",
-        *_body(to.name, trained, [*use, *notes], proof),
+        *_body(to.name, trained, use, proof),
     ]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

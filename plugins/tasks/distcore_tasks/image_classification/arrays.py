@@ -14,7 +14,7 @@ import numpy as np
 from distcore import DataError
 from distcore.files import is_git_lfs_pointer
 from distcore_data import cached_folder, pass_over, row_error, skipping
-from distcore_tasks.image_classification.decoding import check_pillow
+from distcore_tasks.image_classification.decoding import Resizing, check_pillow
 from distcore_tasks.image_classification.rows import Arrays, Images, Store
 from distcore_tasks.shared.classification.labels import label_problem
 
@@ -59,10 +59,13 @@ def open_unlabeled(path: Path) -> Arrays:
     return Arrays(str(path), array, np.arange(len(array)))
 
 
-def check_resizing(name: str, store: Store, size: int) -> None:
+def check_resizing(name: str, store: Store, resizing: Resizing) -> None:
     """Raise DataError if arrays need resizing but Pillow is not installed. The message starts with ``name``."""
-    if isinstance(store, Arrays) and (shape := store.array.shape[1:3]) != (size, size):
-        check_pillow(f"{name}, from {shape[0]} x {shape[1]} pixels to {size} x {size}")
+    if not isinstance(store, Arrays):
+        return
+    height, width = store.array.shape[1:3]
+    if resizing.changes(height, width):
+        check_pillow(f"{name}, from {height} x {width} pixels to {resizing.size} x {resizing.size}")
 
 
 def digits() -> Images:

@@ -68,10 +68,10 @@ class ImageDataset(OneEach):
         """Return ``pixel_values``, fp32 ``(n, 3, size, size)``, and ``labels``, int64 ``(n,)``, of these rows."""
         import torch
 
-        size, resample = self.preprocessing.size, self.preprocessing.resample
+        size, resizing = self.preprocessing.size, self.preprocessing.resizing
         pixels = np.empty((len(indices), size, size, 3), np.uint8)
         for place, row in enumerate(indices.tolist()):
-            image = self.images.pixels(int(self.rows[row]), size, resample)
+            image = self.images.pixels(int(self.rows[row]), resizing)
             pixels[place] = self.change(image, row) if self.change else image
         return {"pixel_values": self.preprocessing.values(pixels), "labels": torch.from_numpy(self.labels[indices])}
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,9 +56,49 @@ def decode(encoded: bytes) -> Image:
     raise ValueError(f"has more than 8 bits per channel (Pillow's mode {mode}): convert it to 8 bits")
 
 
-def resized(image: Image, size: int, resample: int) -> np.ndarray:
-    """Return the pixels of an RGB image, resized to a square: uint8 ``(size, size, 3)``."""
-    return np.asarray(image if image.size == (size, size) else image.resize((size, size), resample))
+@dataclass(frozen=True, slots=True)
+class Resizing:
+    """The map from an image of any size to a square."""
+
+    size: int
+    """Height and width of the square, in pixels."""
+    resample: int
+    """Pillow's number of the resize filter."""
+    cut_from: int | None = None
+    """The length to which an image is resized before its middle is cut out; ``None``: to ``size``, and none is cut."""
+    keeps_sides: bool = False
+    """Whether this is the length of the shorter side, and the longer one stays in proportion."""
+
+    def changes(self, height: int, width: int) -> bool:
+        """Return True unless images of this size stay as they are."""
+        return self.cut_from is not None or (height, width) != (self.size, self.size)
+
+    def pixels(self, image: Image) -> np.ndarray:
+        """Return the pixels of the square of an RGB image: uint8 ``(size, size, 3)``."""
+        width, height = image.size
+        if not self.changes(height, width):
+            return np.asarray(image)
+        if self.cut_from is None:
+            return np.asarray(image.resize((self.size, self.size), self.resample))
+        shorter = min(width, height) if self.keeps_sides else None
+        # As transformers rounds: towards zero.
+        wide, high = (
+            self.cut_from if shorter is None else int(self.cut_from * side / shorter) for side in (width, height)
+        )
+        whole = np.asarray(image.resize((wide, high), self.resample))
+        return _middle(_middle(whole, self.size).swapaxes(0, 1), self.size).swapaxes(0, 1)
+
+
+def _middle(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Return the middle ``size`` rows of ``pixels``; of fewer rows all, with black ones around them."""
+    rows = len(pixels)
+    if rows >= size:
+        start = (rows - size) // 2
+        return pixels[start : start + size]
+    framed = np.zeros((size, *pixels.shape[1:]), pixels.dtype)
+    before = (size - rows + 1) // 2
+    framed[before : before + rows] = pixels
+    return framed
 
 
 def check_images(

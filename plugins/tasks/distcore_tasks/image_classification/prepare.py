@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ def prepare_images(options: ImageOptions, config: RunConfig) -> ImageDatasets:
     parts = {name: (part.rows, _dataset(part, preprocessing)) for name, part in split}
     for source, _ in parts.values():
         if isinstance(source, Images):
-            check_resizing(source.name, source.store, preprocessing.size)
+            check_resizing(source.name, source.store, preprocessing.resizing)
     bad_rows = _bad_rows((source for source, _ in parts.values()), bad)
     sets = {name: rows for name, (_, rows) in parts.items()}
     sources = _bounds(options, rows_of, sets["train"])
@@ -171,7 +171,7 @@ def _read_pretrained(options: ImageOptions) -> Preprocessing:
     if options.image_size not in ("auto", size):
         problem = f"model {options.model} takes images of {size} x {size} pixels; leave it out"
         raise ConfigError(f"image_size = {options.image_size}: {problem}")
-    return preprocessing if options.image_size == "auto" else replace(preprocessing, size=options.image_size)
+    return preprocessing if options.image_size == "auto" else preprocessing.at(options.image_size)
 
 
 def _size(options: ImageOptions, images: Source) -> int:

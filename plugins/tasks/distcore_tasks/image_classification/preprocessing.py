@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distcore import ModelError
-from distcore_tasks.image_classification.processors import BILINEAR, with_defaults
+from distcore_tasks.image_classification.decoding import Resizing
+from distcore_tasks.image_classification.processors import BILINEAR, sides_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,20 @@ class Preprocessing:
     """Means, which are subtracted from scaled values."""
     std: Triple = (0.5, 0.5, 0.5)
     """Standard deviations, by which the differences are divided."""
+    cut_from: int | None = None
+    """Length to which an image is resized before its middle is cut out; ``None``: to ``size``, and nothing is cut."""
+    keeps_sides: bool = False
+    """Whether this is the length of the shorter side, and the longer one stays in proportion."""
+
+    @property
+    def resizing(self) -> Resizing:
+        """The map from an image to a square of pixels."""
+        return Resizing(self.size, self.resample, self.cut_from, self.keeps_sides)
+
+    def at(self, size: int) -> Preprocessing:
+        """Return the same at another size, with the same part of an image cut out."""
+        cut_from = None if self.cut_from is None else round(self.cut_from * size / self.size)
+        return replace(self, size=size, cut_from=cut_from)
 
     def values(self, images: np.ndarray) -> Tensor:
         """Return the values of ``images``, uint8 ``(n, size, size, 3)``: fp32 ``(n, 3, size, size)``, on the CPU."""
@@ -52,10 +66,15 @@ class Preprocessing:
     def save(self, folder: Path) -> None:
         """Write the settings for transformers, for any of its image models."""
         side = {"height": self.size, "width": self.size}
+        resized: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": side}
+        if self.cut_from is not None:
+            # Another class, because that of ViT cuts nothing.
+            length = self.cut_from
+            before = {"shortest_edge": length} if self.keeps_sides else {"height": length, "width": length}
+            resized |= {"image_processor_type": "BitImageProcessor", "size": before}
+            resized |= {"do_center_crop": True, "crop_size": side}
         tree = {
-            "image_processor_type": "ViTImageProcessor",
-            "do_resize": True,
-            "size": side,
+            **resized,
             "resample": self.resample,
             "do_rescale": True,
             "rescale_factor": self.scale,
@@ -73,7 +92,7 @@ def read_preprocessing(name: str, folder: Path) -> Preprocessing:
         if (resample := int(tree.get("resample", BILINEAR))) not in range(6):
             raise ValueError(f"resample = {resample} is none of Pillow's filters, 0 to 5")
         normalized = tree.get("do_normalize", True)
-        size = _side(tree)
+        size, cut_from, keeps_sides = sides_of(tree)
         mean = _triple("image_mean", tree["image_mean"]) if normalized else (0.0, 0.0, 0.0)
         std = _triple("image_std", tree["image_std"]) if normalized or tree.get("include_top") else (1.0, 1.0, 1.0)
         return Preprocessing(
@@ -82,20 +101,13 @@ def read_preprocessing(name: str, folder: Path) -> Preprocessing:
             scale=float(tree.get("rescale_factor", 1 / 255)) if tree.get("do_rescale", True) else 1.0,
             mean=mean,
             std=_squared(std) if normalized and tree.get("include_top") else std,
+            cut_from=cut_from,
+            keeps_sides=keeps_sides,
         )
     except KeyError as error:
         raise ModelError(f"model {name}: {FILE} has no {error.args[0]!r}") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"model {name}: {FILE} cannot be used: {error}") from None
-
-
-def _side(tree: Mapping[str, Any]) -> int:
-    """Return the height and width of model inputs, after any crop."""
-    size = tree["crop_size"] if tree.get("do_center_crop") and "crop_size" in tree else tree["size"]
-    sides = set(size.values()) if isinstance(size, dict) else {size}
-    if len(sides) != 1:
-        raise ValueError(f"size {size} is not square")
-    return int(sides.pop())
 
 
 def _squared(std: Triple) -> Triple:

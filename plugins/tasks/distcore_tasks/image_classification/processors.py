@@ -44,11 +44,34 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "ViTImageProcessor": _defaults(224, BILINEAR),
 }
 """By name: the settings of a file that leaves them out. Those of other classes compute otherwise, and are refused."""
+SHORTER_SIDE = frozenset(
+    {
+        "BitImageProcessor",
+        "CLIPImageProcessor",
+        "ConvNextImageProcessor",
+        "LevitImageProcessor",
+        "MobileNetV1ImageProcessor",
+        "MobileNetV2ImageProcessor",
+        "MobileViTImageProcessor",
+        "PoolFormerImageProcessor",
+        "SiglipImageProcessor",
+        "TextNetImageProcessor",
+    }
+)
+"""Classes for which one number as ``size`` is the length of the shorter side; for the others it is that of both."""
+OTHER_CUTS = frozenset(("ConvNextImageProcessor", "PerceiverImageProcessor", "TextNetImageProcessor"))
+"""Classes that cut before they resize, twice, or from sides that are rounded up."""
+WHOLE_CONVNEXT = 384
+"""From this size on ConvNeXt's class cuts nothing."""
 READ = frozenset(
     {
         "size",
+        "default_to_square",
+        "do_resize",
+        "size_divisor",
         "crop_size",
         "do_center_crop",
+        "crop_pct",
         "resample",
         "do_rescale",
         "rescale_factor",
@@ -58,9 +81,7 @@ READ = frozenset(
         "include_top",
     }
 )
-"""Settings that ``read_preprocessing`` follows."""
-GEOMETRY = frozenset({"do_resize", "crop_pct", "default_to_square", "use_square_size", "size_divisor"})
-"""Which part of an oblong image is seen: here the whole, made square. That is in the documentation."""
+"""Settings that ``read_preprocessing`` and ``sides_of`` follow."""
 WITHOUT_EFFECT = frozenset(
     {
         "image_processor_type",
@@ -81,7 +102,9 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 """Settings that change no values of an image's class."""
-REFUSED = frozenset({"do_flip_channel_order", "rescale_offset", "do_pad", "pad_size", "do_color_quantize"})
+REFUSED = frozenset(
+    {"use_square_size", "do_flip_channel_order", "rescale_offset", "do_pad", "pad_size", "do_color_quantize"}
+)
 """Settings that change values, and that this task does not have."""
 
 
@@ -97,11 +120,51 @@ def with_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
             "make image_processor_type ViTImageProcessor"
         )
     whole = (PROCESSORS[name] if name else {}) | {key: value for key, value in tree.items() if value is not None}
-    known = READ | GEOMETRY | WITHOUT_EFFECT
+    known = READ | WITHOUT_EFFECT
     for key, value in whole.items():
         if key not in known and value not in (None, False):
             raise ValueError(f"{key} is not supported")
     return whole
+
+
+def sides_of(tree: Mapping[str, Any]) -> tuple[int, int | None, bool]:
+    """Return the sides of model inputs, the length of which they are cut, and whether that is the shorter side's.
+
+    The length is ``None`` where nothing is cut. ``tree``: settings with defaults. Raises ValueError for sizes that
+    this task does not have.
+    """
+    name = _class_of(tree)
+    cuts = bool(tree.get("do_center_crop")) and name != "SegformerImageProcessor"  # which does not read it
+    if cuts and name in OTHER_CUTS:
+        raise ValueError(f"do_center_crop = true of {name} is not supported; false takes the whole image")
+    if not tree.get("do_resize", True):
+        raise ValueError("do_resize = false is not supported: images of any size are resized here; make it true")
+    size, is_shorter = tree["size"], False
+    if isinstance(size, int):
+        is_shorter = not tree.get("default_to_square", name not in SHORTER_SIDE)
+    elif "shortest_edge" in size:
+        is_shorter = True
+    length = _square("size", size)
+    if name == "ConvNextImageProcessor":
+        crops = is_shorter and length < WHOLE_CONVNEXT
+        return (length, int(length / tree["crop_pct"]), True) if crops else (length, None, False)
+    if name == "LevitImageProcessor" and is_shorter:
+        length = int((256 / 224) * length)
+    if name == "PoolFormerImageProcessor" and tree.get("crop_pct"):
+        length, is_shorter = int(length / tree["crop_pct"]), True
+    if cuts:
+        return _square("crop_size", tree.get("crop_size", length)), length, is_shorter
+    # An oblong image is made square then: batches of transformers take square images only.
+    divisor = int(tree.get("size_divisor", 1))
+    return -(-length // divisor) * divisor, None, False
+
+
+def _square(key: str, size: Any) -> int:
+    """Return the one length that a size consists of."""
+    lengths = set(size.values()) if isinstance(size, dict) else {size}
+    if len(lengths) != 1:
+        raise ValueError(f"{key} {size} is not square")
+    return int(lengths.pop())
 
 
 def _class_of(tree: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from distcore import DataError
-from distcore_tasks.image_classification.decoding import decode, resized
+from distcore_tasks.image_classification.decoding import Resizing, decode
 from distcore_tasks.shared.classification.labels import row_places
 
 
@@ -21,7 +21,7 @@ class Store(Protocol):
         """Return the number of images."""
         ...
 
-    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+    def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
         """Return an image, resized: uint8 ``(size, size, 3)``. Raises OSError or ValueError."""
         ...
 
@@ -65,15 +65,15 @@ class Images:
         """Return the error of an image."""
         return DataError(f"{self.name}, {self.places([row])}: {what}")
 
-    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+    def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
         """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError if it has changed since the check."""
-        return read_pixels(self.name, self.store, row, size, resample)
+        return read_pixels(self.name, self.store, row, resizing)
 
 
-def read_pixels(name: str, store: Store, row: int, size: int, resample: int) -> np.ndarray:
+def read_pixels(name: str, store: Store, row: int, resizing: Resizing) -> np.ndarray:
     """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError; the message starts with ``name``."""
     try:
-        return store.pixels(row, size, resample)
+        return store.pixels(row, resizing)
     except (OSError, ValueError) as error:
         since = "" if isinstance(store, Files) and not store.are_decoded else "changed since it was checked: "
         raise DataError(f"{name}, {store.places([row])}: {since}{error}") from None
@@ -94,9 +94,9 @@ class Files:
         """Return the number of images."""
         return len(self.names)
 
-    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+    def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
         """Read and decode a file."""
-        return resized(decode(self.encoded(row)), size, resample)
+        return resizing.pixels(decode(self.encoded(row)))
 
     def encoded(self, row: int) -> bytes:
         """Return the bytes of a file."""
@@ -142,9 +142,9 @@ class Given(InFile):
         """Return 1."""
         return 1
 
-    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+    def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
         """Decode the image."""
-        return resized(decode(self.content), size, resample)
+        return resizing.pixels(decode(self.content))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,9 +166,9 @@ class Blob(InFile):
         """Return the number of images."""
         return len(self.offsets)
 
-    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+    def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
         """Decode an image."""
-        return resized(decode(self.encoded(row)), size, resample)
+        return resizing.pixels(decode(self.encoded(row)))
 
     def encoded(self, row: int) -> bytes:
         """Return the bytes of an image."""
@@ -193,13 +193,13 @@ class Arrays(InFile):
         """Return the number of images."""
         return len(self.numbers)
 
-    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+    def pixels(self, row: int, resizing: Resizing) -> np.ndarray:
         """Return an image in RGB. Gray levels are repeated for each channel, and transparency is dropped."""
         image = np.asarray(self.array[self.numbers[row]])
         image = image[..., None] if image.ndim == 2 else image[..., :3]
         image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
-        if image.shape[:2] == (size, size):
+        if not resizing.changes(*image.shape[:2]):
             return image
         from PIL import Image
 
-        return resized(Image.fromarray(np.ascontiguousarray(image)), size, resample)
+        return resizing.pixels(Image.fromarray(np.ascontiguousarray(image)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from distcore_data import ChosenRows
 from distcore_tasks.image_classification.dataset import Change, OneEach, change_of
-from distcore_tasks.image_classification.decoding import decode, resized
+from distcore_tasks.image_classification.decoding import Resizing, decode
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.stream_sources import NumberedImages
@@ -91,7 +91,7 @@ def streamed_dataset(
     classes = digest_arrays(labels.targets if isinstance(labels, CodedTargets) else labels)
     facts = [images.content, *values.schema.columns.values(), chosen, classes]
     return StreamedImages(
-        rows=EncodedRows(values, partial(_decoded, preprocessing.size, preprocessing.resample)),
+        rows=EncodedRows(values, partial(_decoded, preprocessing.resizing)),
         content=hashlib.sha256(repr(facts).encode()).hexdigest(),
         source=images.source,
         labels=labels,
@@ -99,10 +99,10 @@ def streamed_dataset(
     )
 
 
-def _decoded(size: int, resample: int, images: Sequence[bytes], refuse: Refuse) -> Iterator[Encoded]:
+def _decoded(resizing: Resizing, images: Sequence[bytes], refuse: Refuse) -> Iterator[Encoded]:
     """Yield the pixels of each image."""
     for place, image in enumerate(images):
         try:
-            yield (resized(decode(image), size, resample).reshape(-1),)
+            yield (resizing.pixels(decode(image)).reshape(-1),)
         except ValueError as error:
             refuse(place, str(error))

@@ -50,9 +50,9 @@ class UnlabeledImages(OneEach):
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return ``pixel_values`` of the rows ``indices``, as ``ImageDataset.batch`` does."""
-        size, resample = self.preprocessing.size, self.preprocessing.resample
+        resizing = self.preprocessing.resizing
         images = [self.images[index] for index in indices]
-        pixels = [read_pixels(self.source, image.store, image.row, size, resample) for image in images]
+        pixels = [read_pixels(self.source, image.store, image.row, resizing) for image in images]
         return {"pixel_values": self.preprocessing.values(np.stack(pixels))}
 
     def origins(self) -> Iterator[dict[str, object]]:
@@ -81,5 +81,5 @@ def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> It
 def unlabeled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabeledImages:
     """Return these images as a dataset. Raises DataError if they need resizing but Pillow is not installed."""
     if images:
-        check_resizing(f"data file {source}", images[0].store, preprocessing.size)
+        check_resizing(f"data file {source}", images[0].store, preprocessing.resizing)
     return UnlabeledImages(source=f"data {source}", images=images, preprocessing=preprocessing)

@@ -297,6 +297,8 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
         other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
+        shape.return_dict = True  # tasks read outputs by name, also of a folder that has them as a tuple
+        shape.chunk_size_feed_forward = 0  # saves memory of some models, and fails for rows of other lengths
         settings = {"config": shape, "ignore_mismatched_sizes": other_head}
         if torch.get_default_device().type == "meta":
             meta_model: Any = loader.from_config(shape)
@@ -311,7 +313,9 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
             if (folder / GENERATION).is_file():  # from_config does not read it
                 meta_model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
             return meta_model  # type: ignore[no-any-return]  # transformers leaves it untyped
-        model, report = loader.from_pretrained(folder, local_files_only=True, output_loading_info=True, **settings)
+        # In fp32 from the start: transformers would round the weights of the files to the dtype of config.json.
+        settings |= {"local_files_only": True, "output_loading_info": True, "dtype": torch.float32}
+        model, report = loader.from_pretrained(folder, **settings)
         check_matched(name, model, report)
         describe_ties(name, model, folder)
     whole: nn.Module = model.float()  # even if the files hold half precision: these are the master weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from distcore import ModelError, RunConfig
 from distcore.cli.main import main
+from distcore_tasks.embedding.models import check_model
+from distcore_tasks.embedding.modules import check_modules
 from distcore_tasks.embedding.task import Embedding
 
 ROW = {"anchor": "a question", "positive": "an answer", "negative": "another answer"}
@@ -79,7 +82,10 @@ def folder_with(folder: Path, kinds: list[str], pooling: dict[str, object]) -> E
     shape: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 64}
     BertModel(BertConfig(**shape, intermediate_size=16)).save_pretrained(folder)
     as_transformers(train_wordpiece(["a few words"], 64)).save_pretrained(folder)
-    modules = [{"path": "" if kind == "Transformer" else kind, "type": f"some.module.{kind}"} for kind in kinds]
+    modules = [
+        {"path": "" if kind == "Transformer" else kind, "type": f"sentence_transformers.models.{kind}"}
+        for kind in kinds
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "Pooling").mkdir()
     (folder / "Pooling/config.json").write_text(json.dumps(pooling))
@@ -102,7 +108,13 @@ def test_a_folder_says_its_pooling(pooling: dict[str, object], mode: str, tmp_pa
 def test_a_folder_with_other_parts_is_refused(tmp_path: Path) -> None:
     dense = folder_with(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"})
     with pytest.raises(ModelError, match="its embeddings pass a module Dense, which this task does not have"):
-        _ = dense.pools
+        check_modules("m", Path(dense.model))
+    with pytest.raises(ModelError, match="its embeddings pass a module Dense"):
+        check_model(replace(dense, pooling="cls"))  # another pooling leaves no module out
+    foreign = [{"type": "modeling_mine.Transformer", "path": ""}]
+    Path(dense.model, "modules.json").write_text(json.dumps(foreign))
+    with pytest.raises(ModelError, match=r"its embeddings pass a module modeling_mine.Transformer, which"):
+        check_modules("m", Path(dense.model))
     both = folder_with(tmp_path / "both", ["Transformer", "Pooling"], {"pooling_mode": ["mean", "max"]})
     with pytest.raises(ModelError, match="pools by mean, max; --pooling mean or cls"):
         _ = both.pools

@@ -15,10 +15,18 @@ from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from distcore import ConfigError, FileRows, ModelError, RunConfig
+from distcore_tasks.embedding import folder_keys as keys
+from distcore_tasks.embedding.modules import check_modules
 from distcore_tasks.embedding.task import Embedding
 
 TEXTS = ["The Pig Sleeps", "A Red Apple Falls", "Never So Big"]
 WORDS = [*TEXTS, "the pig sleeps a red apple falls never so big", "Find Small: Green "]
+OWNED = {
+    "sentence_bert_config.json": keys.ENCODER_FOLLOWED | keys.ENCODER_WITHOUT_EFFECT | keys.ENCODER_NEUTRAL.keys(),
+    "1_Pooling/config.json": keys.POOLING_FOLLOWED | keys.POOLING_WITHOUT_EFFECT,
+    "config_sentence_transformers.json": keys.MODEL_FOLLOWED | keys.MODEL_WITHOUT_EFFECT | keys.MODEL_NEUTRAL.keys(),
+}
+"""Keys of each file that somebody owns; others are refused."""
 PROMPTS = {"query": "Find ", "document": "Small: "}
 
 
@@ -51,7 +59,11 @@ def say(folder: Path, *, lower: bool = False, default: str | None = None, includ
     ]
     files: dict[str, Any] = {
         "modules.json": modules,
-        "1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "include_prompt": include_prompt},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 32,
+            "pooling_mode_mean_tokens": True,
+            "include_prompt": include_prompt,
+        },
         "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": lower},
         "config_sentence_transformers.json": {"prompts": PROMPTS, "default_prompt_name": default},
     }
@@ -137,7 +149,76 @@ def test_settings_that_cannot_be_followed_are_one_line(folder: Path) -> None:
     say(folder, default="passage")
     with pytest.raises(ModelError, match=r"config_sentence_transformers.json has no prompt 'passage', its default"):
         _ = Embedding(model=str(folder)).text_settings
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("sentence_bert_config.json", "model_args", {"attn_implementation": "eager"}),
+        ("sentence_bert_config.json", "processor_kwargs", {"model_max_length": 8}),
+        ("sentence_bert_config.json", "query_length", 8),
+        ("sentence_bert_config.json", "transformer_task", "fill-mask"),
+        ("sentence_bert_config.json", "brought_by_a_new_release", 1),
+        ("1_Pooling/config.json", "another", 1),
+        ("config_sentence_transformers.json", "similarity_fn_name", "dot"),
+        ("config_sentence_transformers.json", "model_type", "SparseEncoder"),
+    ],
+)
+def test_a_key_that_changes_embeddings_and_nobody_follows_is_refused(
+    file: str, key: str, value: object, folder: Path
+) -> None:
     say(folder)
-    (folder / "sentence_bert_config.json").write_text('{"model_args": {"attn_implementation": "eager"}}')
-    with pytest.raises(ModelError, match=r"its encoder has model_args, which this task does not have"):
+    tree = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(tree | {key: value}))
+    with pytest.raises(ModelError, match=rf"model .*: {file}: {key} = .*: this task does not have it; "):
         _ = Embedding(model=str(folder)).text_settings
+    (folder / file).write_text(json.dumps(tree | {key: None}))
+    _ = Embedding(model=str(folder)).text_settings
+
+
+def test_every_key_that_sentence_transformers_writes_and_reads_has_an_owner(folder: Path) -> None:
+    """Of the release that is installed: a new key is followed, said to be without effect, or refused."""
+    theirs: Any = pytest.importorskip("sentence_transformers", "6", reason="needs sentence-transformers from 6")
+    say(folder)
+    theirs.SentenceTransformer(str(folder), device="cpu").save(str(folder.parent / "again"))
+    files = ("sentence_bert_config.json", "1_Pooling/config.json", "config_sentence_transformers.json")
+    for name in files:
+        assert json.loads((folder.parent / "again" / name).read_text()).keys() <= OWNED[name]
+    check_modules("m", folder.parent / "again")
+    settings = Embedding(model=str(folder.parent / "again")).text_settings
+    assert (settings.length, settings.prompts) == (64, PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("said", "option", "length"),
+    [
+        ({"max_seq_length": 6}, None, 6),
+        ({"max_seq_length": 6}, 9, 9),
+        ({"max_seq_length": None}, None, 7),
+        ({"do_lower_case": False}, None, 7),
+        (None, None, 128),
+    ],
+)
+def test_texts_are_cut_where_their_folder_says(
+    said: dict[str, Any] | None, option: int | None, length: int, folder: Path, tmp_path: Path
+) -> None:
+    """A folder of sentence-transformers that says no length has that of its tokenizer or its positions."""
+    if said is not None:
+        say(folder)
+        (folder / "sentence_bert_config.json").write_text(json.dumps(said))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 7}))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text((json.dumps({"anchor": TEXTS[0] * 9, "positive": "a " * 300}) + "\n") * 3)
+    task = Embedding(model=str(folder), data=str(rows), eval_data=str(rows), max_seq_len=option)
+    data: Any = task.prepare(RunConfig(global_batch_size=3))
+    assert task.length == length
+    assert data.evaluation.batch(np.arange(3))["positive"]["input_ids"].shape == (3, length)
+    texts: Any = task.unlabeled(FileRows(file="new", start=1, records=[("a " * 300,)]), data)
+    assert texts.batch(np.arange(1))["text"]["input_ids"].shape == (1, length)
+    is_said = any(f"texts have up to {length} tokens, as its folder" in line for line in data.warnings)
+    assert is_said == (said is not None and option is None)
+    (tmp_path / "export").mkdir()
+    task.save(tmp_path / "export", RunConfig(global_batch_size=3), data)
+    exported = json.loads((tmp_path / "export/sentence_bert_config.json").read_text())
+    assert exported["max_seq_length"] == length

@@ -215,6 +215,7 @@ def test_pieces_that_llama_cpp_would_make_of_another_text_are_refused(
         ({"pre_tokenizer": {"type": "Whitespace"}}, "another pattern that splits texts"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "another pattern that splits texts"),
         ({"normalizer": {"type": "Lowercase"}}, "a normalizer Lowercase"),
+        ({"normalizer": NFC}, "a normalizer NFC, which llama.cpp lacks"),
         ({"normalizer": {"type": "Sequence", "normalizers": [NFC, {"type": "NFKC"}]}}, "a normalizer NFKC"),
         ({"model": {"type": "WordPiece"}}, "a model WordPiece"),
         ({"model": {"type": "BPE", "end_of_word_suffix": "</w>"}}, "a model with end_of_word_suffix = '</w>'"),

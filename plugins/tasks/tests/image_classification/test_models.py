@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from image_cases import in_folders
+from PIL import Image
 from transformers import (
     ConvNextConfig,
     ConvNextForImageClassification,
@@ -27,7 +28,14 @@ from distcore.errors import ConfigError, ModelError
 from distcore_tasks.image_classification.models import build_model, patch_size
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
-from distcore_tasks.image_classification.processors import GEOMETRY, PROCESSORS, READ, REFUSED, WITHOUT_EFFECT
+from distcore_tasks.image_classification.processors import (
+    OTHER_CUTS,
+    PROCESSORS,
+    READ,
+    REFUSED,
+    SHORTER_SIDE,
+    WITHOUT_EFFECT,
+)
 from distcore_tasks.image_classification.shapes import SHAPES
 from distcore_tasks.image_classification.task import ImageClassification
 
@@ -118,12 +126,14 @@ PREPROCESSORS: dict[str, tuple[dict[str, Any], str]] = {
     "oblong": ({"size": {"height": 16, "width": 8}}, "size .* is not square"),
     "other order": ({"size": 16, "do_flip_channel_order": True}, "do_flip_channel_order is not supported"),
     "other class": ({"image_processor_type": "ImageGPTImageProcessor"}, "ImageGPTImageProcessor is not one of the"),
+    "square": ({"size": 16, "use_square_size": True}, "use_square_size is not supported"),
     "setting": ({"size": 16, "do_align_long_axis": True}, "do_align_long_axis is not supported"),
     "offset": (
         {"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True},
         "rescale_offset is not supported",
     ),
     "one channel": ({"size": 16, "image_mean": [0.5], "image_std": [0.5]}, "image_mean has 1 values, and images have"),
+    "no resize": ({"size": 16, "do_resize": False}, "do_resize = false is not supported: images of any size are"),
     "filter": ({"size": 16, "resample": 9}, "resample = 9 is none of Pillow's filters"),
 }
 
@@ -143,21 +153,74 @@ def test_every_setting_of_a_processor_is_owned_and_the_values_are_its_own(name: 
     make: Any = getattr(transformers, f"{name}Pil")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
     names = {key for key, value in make().to_dict().items() if value is not None}
-    assert names - READ - GEOMETRY - WITHOUT_EFFECT - REFUSED == set()
+    assert names - READ - WITHOUT_EFFECT - REFUSED == set()
     sides = {"height": 16, "width": 16}
     colors = {"image_mean": [0.1, 0.2, 0.3], "image_std": 0.4}
     for others in ({}, colors, {"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 200}):
-        given = {"size": sides, "crop_size": sides, "do_flip_channel_order": False, **others}
+        given = {"size": sides, "do_center_crop": False, "do_flip_channel_order": False, **others}
         theirs = make(**given)
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name, **given}))
         ours = read_preprocessing("x", tmp_path)
-        # crop_pct makes images larger first, and cuts their middle: that is which part of an image is seen.
         expected = theirs(list(pixels), return_tensors="pt", do_resize=False)["pixel_values"].float()
         assert torch.allclose(ours.values(pixels), expected, atol=1e-5), others
         ours.save(tmp_path)
         assert read_preprocessing("x", tmp_path).mean == ours.mean
         again: Any = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
-        assert torch.allclose(again(list(pixels), return_tensors="pt")["pixel_values"], expected, atol=1e-5), others
+        written = again(list(pixels), return_tensors="pt", do_resize=False)["pixel_values"]
+        assert torch.allclose(written, expected, atol=1e-5), others
+
+
+SIDES = {"height": 12, "width": 12}
+CUTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"size": 16, "crop_size": 12, "do_center_crop": True}) for name in PROCESSORS),
+    *((name, {"size": {"height": 15, "width": 15}, "crop_size": SIDES, "do_center_crop": True}) for name in PROCESSORS),
+    ("CLIPImageProcessor", {"size": {"shortest_edge": 9}, "crop_size": SIDES}),  # black around it
+    ("BitImageProcessor", {"size": {"shortest_edge": 12}, "crop_size": SIDES, "resample": 2}),
+    ("DeiTImageProcessor", {"size": {"height": 7, "width": 7}, "crop_size": SIDES}),
+    ("PoolFormerImageProcessor", {"size": {"shortest_edge": 13}, "crop_size": SIDES, "crop_pct": 0.8}),
+    ("ConvNextImageProcessor", {"size": {"shortest_edge": 12}, "crop_pct": 0.7}),
+    ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}, "crop_pct": 0.7}),
+    ("ViTImageProcessor", {"size": 12}),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), CUTS, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CUTS)])
+def test_the_part_of_an_oblong_image_is_the_one_that_its_class_sees(
+    name: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    """Here, and in an export."""
+    file = tmp_path / "preprocessor_config.json"
+    said = {"do_flip_channel_order": False, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5] * 3} | said
+    file.write_text(json.dumps({"image_processor_type": name, **said}))
+    if name in OTHER_CUTS and said.get("do_center_crop"):
+        with pytest.raises(ModelError, match=r"preprocessor_config.json cannot be used: do_center_crop = true of"):
+            read_preprocessing("x", tmp_path)
+        return
+    random = np.random.default_rng(0)
+    images = [random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in ((20, 31), (33, 20), (16, 16))]
+    theirs: Any = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
+    expected = [theirs(image, return_tensors="pt")["pixel_values"][0].float() for image in images]
+    for _ in range(2):
+        ours = read_preprocessing("x", tmp_path)
+        pixels = np.stack([ours.resizing.pixels(Image.fromarray(image)) for image in images])
+        for given, other in zip(ours.values(pixels), expected, strict=True):
+            assert torch.allclose(given, other, atol=1e-5)
+        ours.save(tmp_path)
+    kind = json.loads(file.read_text())["image_processor_type"]
+    again: Any = getattr(transformers, f"{kind}Pil").from_pretrained(tmp_path)
+    for image, other in zip(images, expected, strict=True):
+        assert torch.allclose(again(image, return_tensors="pt")["pixel_values"][0].float(), other, atol=1e-5)
+
+
+def test_another_image_size_cuts_out_the_same_part() -> None:
+    cut = Preprocessing(224, cut_from=256, keeps_sides=True)
+    assert cut.at(112) == Preprocessing(112, cut_from=128, keeps_sides=True)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_one_number_as_size_is_that_of_the_sides_that_its_class_means(name: str) -> None:
+    theirs = getattr(transformers, f"{name}Pil")
+    assert (name in SHORTER_SIDE) is not getattr(theirs, "default_to_square", True)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

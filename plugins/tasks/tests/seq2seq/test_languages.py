@@ -35,12 +35,32 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "mbart": ("MBart", "MBart", {}, "de_DE", "ro_RO"),
     "mbart-50": ("MBart50", "MBart", {"decoder_start_token_id": 2}, "de_DE", "ro_RO"),
     "nllb": ("Nllb", "M2M100", {"decoder_start_token_id": 2}, "deu_Latn", "fra_Latn"),
+    "m2m100": ("M2M100", "M2M100", {"decoder_start_token_id": 2}, "de", "fr"),
+    "plbart": ("PLBart", "PLBart", {}, "__java__", "__en_XX__"),
 }
 """Tokenizer, model and settings of each kind, and the languages of its runs."""
 
 
-def tokenizer_of(name: str, **languages: str) -> Any:
+def of_sentencepiece(kind: Any, folder: Path, **languages: str) -> Any:
+    """A tokenizer that computes with SentencePiece itself, whose files stay in ``folder``."""
+    trainer: Any = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    trainer.train(
+        sentence_iterator=iter(TEXTS), model_prefix=str(folder / "pieces"), vocab_size=60, hard_vocab_limit=False,
+        minloglevel=2,
+    )  # fmt: skip
+    files = [str(folder / "pieces.model")]
+    if kind is transformers.M2M100Tokenizer:
+        pieces = [line.split("\t")[0] for line in (folder / "pieces.vocab").read_text().splitlines()]
+        numbers = {piece: number for number, piece in enumerate(dict.fromkeys([*SPECIAL, *pieces]))}
+        (folder / "numbers.json").write_text(json.dumps(numbers))
+        files.insert(0, str(folder / "numbers.json"))
+    return kind(*files, **languages)
+
+
+def tokenizer_of(name: str, folder: Path, **languages: str) -> Any:
     kind = getattr(transformers, f"{name}Tokenizer")
+    if name in ("M2M100", "PLBart"):
+        return of_sentencepiece(kind, folder, **languages)
     if name == "Nllb":
         pieces = Tokenizer(models.BPE(unk_token="<unk>"))
         trainer: Any = trainers.BpeTrainer(vocab_size=120, special_tokens=SPECIAL, show_progress=False)
@@ -58,9 +78,9 @@ def tokenizer_of(name: str, **languages: str) -> Any:
 def folder_of(kind: str, folder: Path, **languages: str) -> str:
     """A folder as the hub has it: its tokenizer says no languages, if none are given."""
     tokenizer_name, model_name, settings, _, _ = KINDS[kind]
-    tokenizer = tokenizer_of(tokenizer_name, **languages)
+    tokenizer = tokenizer_of(tokenizer_name, folder, **languages)
     torch.manual_seed(0)
-    config = getattr(transformers, f"{model_name}Config")(**SIZES, **settings, vocab_size=len(tokenizer) + 4)
+    config = getattr(transformers, f"{model_name}Config")(**SIZES, **settings, vocab_size=len(tokenizer) + 120)
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -102,8 +122,8 @@ def test_a_run_and_its_export_write_in_the_languages_that_are_named(kind: str, t
     assert not [line for line in data.warnings if "-lang" in line]
 
     # A text begins with the tokens that stand before it in training, here and in an export.
-    start = rows[0][1][0, -1] if kind.startswith("mbart") else model.config.decoder_start_token_id
-    code = right.convert_tokens_to_ids(target)
+    start = rows[0][1][0, -1] if "bart" in kind else model.config.decoder_start_token_id
+    code = right.convert_tokens_to_ids(f"__{target}__" if kind == "m2m100" else target)
     model.save_pretrained(tmp_path / "export")
     task.save(tmp_path / "export", RunConfig(), data)
     exported: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "export").eval()

@@ -20,6 +20,7 @@ from distcore_data import WindowedRows, fetching, remote, room
 from distcore_data.indexes import rows as indexed
 from distcore_data.orders import ahead
 from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.image_classification.decoding import Resizing
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.shared import row_order
@@ -208,7 +209,8 @@ def test_remote_images_that_the_cache_does_not_hold_are_not_copied_to_it(
     assert [*held.origins()] == [*stored.origins()]
     for one, other in zip(asked, copied, strict=True):
         assert one.store.origin(one.row) == other.store.origin(other.row)
-        assert one.store.pixels(one.row, 8, 2).tolist() == other.store.pixels(other.row, 8, 2).tolist()
+        given, expected = (image.store.pixels(image.row, Resizing(8, 2)) for image in (one, other))
+        assert given.tolist() == expected.tolist()
     monkeypatch.setenv(room.LIMIT, str(7 * size))
     assert len(ImageClassification(data=data).prepare(RunConfig()).train) > 0  # the copies are there
 

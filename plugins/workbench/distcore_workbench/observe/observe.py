@@ -101,7 +101,7 @@ class Observe:
         self._count: Callable[[], None] | None = None
         self._began_training, self._compared = 0.0, 0
         self._progress = Progress()
-        self._is_checked = False
+        self._has_stepped = False
         self._enter: Callable[[str], None] = _ignore
 
     @hookimpl(wrapper=True)
@@ -130,19 +130,17 @@ class Observe:
 
     @hookimpl(wrapper=True)
     def build_sampler(self, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
-        """Training begins, or an evaluation; the first of these is the check before the first step."""
+        """Training begins, or an evaluation; those before the first step are checks, and part of the start."""
         if self._clock is not None and plan.order not in EVALUATES:
             self._work.plan = plan
-        elif self._clock is not None and self._is_checked:
+        elif self._clock is not None and self._has_stepped:
             self._clock.enter("evaluation")
-        else:
-            self._is_checked = self._clock is not None
         return (yield)
 
     @hookimpl(trylast=True)
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Count the step; before a log line, add what this rank sends with the loss."""
-        self._progress = progress
+        self._progress, self._has_stepped = progress, True
         if self._clock is None:
             return
         self._clock.end_step()
