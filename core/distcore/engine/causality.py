@@ -93,6 +93,7 @@ def check_causal_kind(task: BoundTask) -> None:
 
 
 def _problem(task: BoundTask, declared: Causal, change: float) -> str:
+    """Return the line about a model whose earlier outputs change by ``change``, with what to do about it."""
     return (
         f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the end of a row "
         f"change its output before them by {change:.0e} of the largest; {declared.advice}"
