@@ -65,6 +65,8 @@ def test_one_layer_tells_it_before_a_run(
 def test_a_large_vocabulary_and_many_layers_are_not_built_and_a_large_layer_is_left_to_the_run(tmp_path: Path) -> None:
     large = {"vocab_size": 250002, "num_hidden_layers": 80, "pad_token_id": 250001}
     assert change_of_small(tmp_path, "bert", **SMALL | large) > 10 * BOUNDS["fp32"]
+    small: Any = declaration.small_decoder(tmp_path)
+    assert (small[0].config.vocab_size, small[0].config.num_hidden_layers) == (declaration.TOKENS + 1, 1)
     AutoConfig.for_model("bert", hidden_size=4096, num_attention_heads=32, intermediate_size=16384).save_pretrained(
         tmp_path
     )
