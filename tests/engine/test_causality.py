@@ -106,7 +106,9 @@ def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
     task = Language()
     no_numbers = Net("past")
     nn.init.constant_(no_numbers.head.weight, math.nan)
-    for small in (None, lambda: None, fails, lambda: (Net("past"), TOKENS[:1]), lambda: (no_numbers, TOKENS[:1])):
+    kinds: list[Any] = [None, lambda: None, fails]
+    kinds += [lambda: (Net("past"), TOKENS[:1]), lambda: (no_numbers, TOKENS[:1])]
+    for small in kinds:
         task.causal = Causal(0, small=small)
         check_causal_kind(BoundTask.of(task))
     task.causal = None
