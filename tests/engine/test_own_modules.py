@@ -524,6 +524,24 @@ def test_an_fp32_tensor_of_a_module_beside_weights_of_16_bits_is_told_so(case: s
     assert not isinstance(told.value, DistcoreError)
 
 
+class Grows(nn.Linear):
+    """A layer whose first pass makes a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(1))
+        return super().forward(input) * self.scale
+
+
+def test_a_parameter_that_the_first_pass_makes_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"the first forward pass made the parameter 'scale': .* make it in __init__"):
+        train(config(tmp_path / "run"), Own(Grows))
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
 class Unfreezes(Own):
     """A task whose last layer is frozen until an epoch has passed."""
 

@@ -104,6 +104,32 @@ class Normalized(nn.Sequential):
         super().__init__(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1))
 
 
+class MakesItsMask(nn.Module):
+    """A net that makes a buffer in its first pass."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.arange(8) % 2, persistent=False)
+        return self.last(x * self.mask)
+
+
+class HalfInside(Hooked):
+    """A net with a layer in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = nn.Linear(16, 16, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.middle(self.first(x).bfloat16()).float())
+
+
 class KeepsItsModel(Own):
     """A task that keeps the model in itself, and uses it in the loss."""
 
@@ -155,6 +181,7 @@ class Taught(Own):
         OwnWith(Hooked),
         OwnWith(DrawnByNumpy),
         OwnWith(Normalized),
+        OwnWith(MakesItsMask),
         KeepsItsModel(),
         TwoPhases(),
         Taught(),
@@ -176,6 +203,45 @@ def test_the_first_steps_of_a_right_job_are_proved(tmp_path: Path, task: Any, ca
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"gradient_checkpointing": False, "ema": {"decay": 0.9}}])
 def test_half_precision_and_averages_are_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert proved(tmp_path, Own(), **changes)["steps"] == 2
+
+
+def test_a_layer_in_half_precision_has_its_bounds(tmp_path: Path) -> None:
+    assert proved(tmp_path, OwnWith(HalfInside))["steps"] == 2
+    assert proof.bounds_of("fp32", HalfInside()) is proof.BOUNDS["bf16"]
+    assert proof.bounds_of("fp32", Hooked()) is proof.BOUNDS["fp32"]
+
+
+class WholeBatchInHalf(WholeBatch):
+    """A loss over the whole batch, which the core computes outside of autocast."""
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        logits = embeddings["logits"]
+        assert (logits.T @ logits).dtype == torch.float32
+        return super().batch_loss(embeddings, rows)
+
+
+def test_a_loss_over_the_whole_batch_is_not_rounded(tmp_path: Path) -> None:
+    assert proved(tmp_path, WholeBatchInHalf(), precision="bf16", micro_batch_size=16)["steps"] == 2
+
+
+class RoundsByCut(Own):
+    """A loss that rounds otherwise in another cut where it is in half precision, as wider padding does."""
+
+    share = 2e-2
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().row_loss(model, batch)
+        return loss * (1 + self.share * (len(loss) > 4)) if torch.is_autocast_enabled("cpu") else loss
+
+
+def test_a_cut_that_only_rounds_is_proved(tmp_path: Path) -> None:
+    assert proved(tmp_path / "half", RoundsByCut(), precision="bf16")["steps"] == 2
+
+
+def test_a_wrong_run_in_half_precision_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
+    with pytest.raises(TaskError, match="the gradient's norm differs from that of one plain process by 1"):
+        proved(tmp_path, Own(), precision="bf16")
 
 
 def test_a_proof_changes_nothing_of_the_run(tmp_path: Path) -> None:
@@ -342,6 +408,49 @@ class Codebook(nn.Module):
         return self.last(x - self.code)
 
 
+class Follows(nn.Module):
+    """A net beside a frozen copy that follows it in each pass of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(8, 1), nn.Linear(8, 1).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            with torch.no_grad():
+                self.slow.weight.lerp_(self.fast.weight, 0.01)
+        return self.fast(x) + 1e-3 * self.slow(x)
+
+
+class Observes(nn.Module):
+    """A net that keeps the largest number it has seen, in evaluations, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 1)
+        self.seen: Any
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen.add_(1)
+        return self.last(x)
+
+
+class Queues(nn.Module):
+    """A net that keeps the last rows: their order shows in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 1)
+        self.queue: Any
+        self.register_buffer("queue", torch.zeros(32, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.queue.copy_(torch.cat([x.detach(), self.queue])[:32])
+        return self.last(x)
+
+
 class HookedByNorm(Hooked):
     """A net whose hook is not linear: it scales a gradient to a norm of 1."""
 
@@ -429,9 +538,15 @@ class Undefined(Own):
         (Noise(), r"test_proof\.py:\d+ draws random numbers outside of dropout by row.*row_random"),
         (Mixes(), "a row's loss depends on other rows of its micro-batch"),
         (OwnWith(Codebook), "forward updates the buffer 'code', once in each micro-batch"),
+        (OwnWith(Follows), "forward updates the frozen weight 'slow.weight', once in each micro-batch"),
+        (
+            OwnWith(Observes),
+            r"an evaluation changes the buffer 'seen', .* change it in training alone \(self.training\)",
+        ),
+        (OwnWith(Queues), "forward updates the buffer 'queue', once in each micro-batch"),
         (CountsItsCalls(), "one plain process does not repeat itself"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Own) else "",
+    ids=lambda value: (getattr(value, "_net", None) or type(value)).__name__ if isinstance(value, Own) else "",
 )
 def test_what_has_no_such_result_is_named_and_trains(
     tmp_path: Path, task: Any, why: str, caplog: pytest.LogCaptureFixture

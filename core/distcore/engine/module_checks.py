@@ -46,6 +46,15 @@ def refuse_unfrozen(module: nn.Module, trained: frozenset[str], step: int) -> No
     )
 
 
+def refuse_grown(module: nn.Module, trained: frozenset[str]) -> None:
+    """Raise TaskError for a parameter that the first forward pass has made: no optimizer and no strategy has it."""
+    if grown := sorted(trained_names(module) - trained):
+        raise TaskError(
+            f"the first forward pass made the parameter {grown[0]!r}: the optimizer does not step it; make it in "
+            "__init__, or run one pass in the function that builds the model"
+        )
+
+
 def _check_lazy(module: nn.Module) -> None:
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):

@@ -27,7 +27,7 @@ from distcore.engine.frozen import with_frozen
 from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import explain_mixed_devices
-from distcore.engine.module_checks import check_module
+from distcore.engine.module_checks import check_module, refuse_grown, trained_names
 from distcore.engine.overview import model_size, overview
 from distcore.engine.precision import scaler_for
 from distcore.engine.proof import Proof
@@ -88,7 +88,9 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
         hooks.on_run_start(run, progress, task, data)
         if world.is_main:
             log.debug("%s", description(run.config, data))
+        trained = trained_names(run.module)
         sanity_check(run, hooks, task, data)
+        refuse_grown(run.module, trained)
         proof.start(run, hooks, data, progress)
         meter = Meter(progress, run.tally.unlogged)
         progress, best, last = fit(run, hooks, task, data, saver, progress, best, meter, proof)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +49,25 @@ def _real_sum(parameter: nn.Parameter, sparse: bool) -> torch.Tensor:
         first = torch.zeros(1, dtype=torch.long, device=parameter.device)
         return nn.functional.embedding(first, parameter, sparse=True).sum()
     return (torch.view_as_real(parameter) if parameter.is_complex() else parameter).sum()
+
+
+def send_no_gradients(wrapped: Any) -> None:
+    """Have no pass through ``wrapped``, a model in torch's data-parallel wrapper, send gradients.
+
+    By default each pass with gradients does. One of an evaluation, whose metric takes gradients itself, would stay in
+    wait for a backward pass: the first micro-batch of the next step would then be sent at once, and again in the last.
+    """
+    wrapped.require_backward_grad_sync = False
+
+
+@contextmanager
+def sends_gradients(wrapped: Any) -> Iterator[None]:
+    """Have the backward pass of the ``with`` block, which holds its forward pass, too, send gradients."""
+    wrapped.require_backward_grad_sync = True
+    try:
+        yield
+    finally:
+        send_no_gradients(wrapped)
 
 
 def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:
