@@ -1,4 +1,4 @@
-"""What touches gradients or weights besides a step, a hook, an extension or a metric, does it alike on any ranks."""
+"""Hooks of a module, metrics, and extensions that touch gradients or weights do on ranks as in one process."""
 
 from __future__ import annotations
 
