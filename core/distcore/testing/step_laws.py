@@ -1,29 +1,36 @@
-"""The laws for tasks that make their own steps, or keep a state: they are measured in short runs of one process."""
+"""The laws for tasks that are measured in short runs of one process: steps of their own, states, and resumes."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from distcore import checkpoint
-from distcore.config import with_changes
+from distcore.config import RunConfig, with_changes
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
-from distcore.plugin.strategy.contract import Progress, World
+from distcore.plugin.strategy.contract import Progress, Run, World
+from distcore.plugin.strategy.extra_state import extra_state, tensors_of_state
 from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Datasets
 from distcore.resolve import tasks
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.findings import EXACT, FP32, Measured, needs
+from distcore.testing.kept_aside import kept_aside, lost_names
 from distcore.testing.reference import apart
 from distcore.testing.register import task_law
 from distcore.testing.task_lab import FirstRows, TaskLab, change_random_state, disable_dropout
 
 ROWS, STEPS, CUT = 6, 6, 3
 """Rows of a global batch, steps of a run, and the step at which a run is cut."""
+ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+"""The world of a run of one process."""
 _numbers = count()
 
 
@@ -59,9 +66,86 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
+@task_law("resume")
+def steps_continue(lab: TaskLab) -> Measured:
+    """Steps after a resume equal those of an uninterrupted run bit for bit: nothing that they need is kept aside."""
+    whole, resumed = _begin(lab), _begin(lab)
+    _, progress = _take_steps(whole, Progress(), CUT)
+    path = checkpoint.save(whole.run, whole.hooks, progress, lab.folder / f"cut-{next(_numbers)}", {"best": None})
+    states, kept = whole.hooks.states(), whole.kept_aside()
+    resumed_at, _ = checkpoint.load(resumed.run, resumed.hooks, path)
+    resumed.hooks.load_states(json.loads(json.dumps(states)))
+    lost = lost_names(kept, resumed.kept_aside())
+    expected, _ = _take_steps(whole, progress, STEPS - CUT)
+    losses, _ = _take_steps(resumed, resumed_at, STEPS - CUT)
+    worst, where = apart(resumed.saved_state(), whole.saved_state())
+    ahead = next((number for number, pair in enumerate(zip(losses, expected, strict=True), 1) if pair[0] != pair[1]), 0)
+    if not worst and not ahead:
+        return Measured(error=0.0, bound=EXACT, note=f"worst tensor {where}")
+    begins = f"the loss of step {ahead} after it differs" if ahead else f"{where} differs"
+    named = f"a checkpoint lacks {', '.join(lost[:3])}" if lost else "no attribute of model, task or rows shows why"
+    remedy = "keep it in a persistent buffer, in get_extra_state, or in the task's state()"
+    return Measured(error=worst or float("inf"), bound=EXACT, note=f"{begins}; {named}; {remedy}")
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A run of a task object of its own, with rows that it has prepared itself, as in a new process."""
+
+    task: BoundTask
+    data: Datasets
+    hooks: Hooks
+    run: Run
+
+    def saved_state(self) -> dict[str, Tensor]:
+        """Return parameters, persistent buffers and extra state by name: what a checkpoint has of the model."""
+        return {**tensors_of_state(self.run.module), **extra_state(self.run.module)}
+
+    def kept_aside(self) -> dict[str, object]:
+        """Return what no checkpoint has."""
+        return kept_aside(self.run.module, task=self.task.task, rows=self.data.train)
+
+
+def _begin(lab: TaskLab) -> _Begun:
+    """Build a new task, its rows and its model."""
+    config, task = _config(lab), tasks.of(lab.config)
+    data = task.prepare(config)
+    hooks = Hooks("single", SingleStrategy(), task.listener())
+    return _Begun(task, data, hooks, build_run(config, hooks, ALONE, task, data))
+
+
+def _take_steps(begun: _Begun, start: Progress, number: int) -> tuple[list[float], Progress]:
+    """Train for ``number`` steps from ``start`` on; return the loss of each, and how far the run is."""
+    progress, losses = start, []
+    for after, _, loss in islice(steps(begun.run, begun.hooks, begun.task, begun.data.train, start), number):
+        progress = after
+        losses.append(float(loss))
+    return losses, progress
+
+
 def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = False) -> tuple[checkpoint.Tensors, str]:
     heard = lab.task.listener().values()
     needs(lab.task.has(method) or any(hasattr(each, method) for each in heard), f"the task has no {method}()")
+    config = _config(lab, micro_batch_size)
+    data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
+    progress, path, states = Progress(), lab.folder, "{}"
+    for end in (CUT, STEPS) if cut else (STEPS,):
+        task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
+        hooks = Hooks("single", SingleStrategy(), task.listener())
+        run = build_run(config, hooks, ALONE, task, data)
+        disable_dropout(run.module)
+        if progress.step:
+            progress, _ = checkpoint.load(run, hooks, path)
+        hooks.load_states(json.loads(states))
+        for after, _, _ in islice(steps(run, hooks, task, data.train, progress), end - progress.step):
+            progress = after
+        path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
+        states = json.dumps(hooks.states())
+    return checkpoint.read_tensors(path), states
+
+
+def _config(lab: TaskLab, micro_batch_size: int = 2) -> RunConfig:
+    """Return the config of a run of a few steps, each of ``ROWS`` rows."""
     changes: dict[str, Any] = {
         "global_batch_size": ROWS,
         "micro_batch_size": micro_batch_size,
@@ -72,20 +156,4 @@ def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = Fal
     }
     if "eps" in lab.config.optimizer.options:
         changes["optimizer.eps"] = 1e-2  # with a small one the first steps hardly depend on the gradient's scale
-    config = with_changes(lab.config, changes)
-    data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    progress, path, states = Progress(), lab.folder, "{}"
-    for end in (CUT, STEPS) if cut else (STEPS,):
-        task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
-        hooks = Hooks("single", SingleStrategy(), task.listener())
-        run = build_run(config, hooks, world, task, data)
-        disable_dropout(run.module)
-        if progress.step:
-            progress, _ = checkpoint.load(run, hooks, path)
-        hooks.load_states(json.loads(states))
-        for after, _, _ in islice(steps(run, hooks, task, data.train, progress), end - progress.step):
-            progress = after
-        path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
-        states = json.dumps(hooks.states())
-    return checkpoint.read_tensors(path), states
+    return with_changes(lab.config, changes)
