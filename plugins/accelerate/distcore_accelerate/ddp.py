@@ -31,6 +31,7 @@ from distcore_ddp import (
     rebuild_gradient_buckets,
     send_no_gradients,
     sends_gradients,
+    spare_unsendable_buffers,
     sum_hook,
 )
 
@@ -85,6 +86,7 @@ class Replicated(Backend):
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
         """Wrap the model in DDP. The optimizer stays plain, because the core does the work of Accelerate's wrapper."""
+        spare_unsendable_buffers(model)
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
             if run.world.size == 1:  # on an accelerator Accelerate leaves the model of a single rank as it is

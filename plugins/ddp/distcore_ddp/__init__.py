@@ -9,12 +9,13 @@ from distcore_ddp.replicas import (
     rebuild_gradient_buckets,
     send_no_gradients,
     sends_gradients,
+    spare_unsendable_buffers,
 )
 from distcore_ddp.sums import sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
 __all__ = [
     "TracedBuckets", "check_gradients_averaged", "has_state_in_buffers", "rebuild_gradient_buckets",
-    "send_no_gradients", "sends_gradients", "sum_hook",
+    "send_no_gradients", "sends_gradients", "spare_unsendable_buffers", "sum_hook",
 ]  # fmt: skip
 __version__ = "0.1.0"

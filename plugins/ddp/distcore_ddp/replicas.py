@@ -8,8 +8,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from distcore import StrategyError
+
+SENDABLE = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+        torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool,
+    }
+)  # fmt: skip
+"""Dtypes that each backend of torch can broadcast."""
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
@@ -19,6 +28,17 @@ def has_state_in_buffers(model: nn.Module) -> bool:
     a collective.
     """
     return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
+
+
+def spare_unsendable_buffers(model: nn.Module) -> None:
+    """Keep DDP, which will wrap ``model``, from sending buffers of dtypes that not every backend of torch sends.
+
+    Gloo refuses them, such as float8 and int16, before the first step. Ranks build them alike; those that forward
+    updates reach the other ranks with each evaluation and checkpoint, where the core sends bytes.
+    """
+    odd = [name for name, buffer in model.named_buffers() if buffer.dtype not in SENDABLE]
+    spare: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    spare(model, odd)
 
 
 def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:

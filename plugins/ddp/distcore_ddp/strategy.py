@@ -34,6 +34,7 @@ from distcore_ddp.replicas import (
     rebuild_gradient_buckets,
     send_no_gradients,
     sends_gradients,
+    spare_unsendable_buffers,
 )
 from distcore_ddp.sums import DTYPES, Sending, sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
@@ -144,6 +145,7 @@ class DDPStrategy:
         # An evaluation needs no gradients. DDP's forward may communicate, so ranks would need equally many batches.
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
+        spare_unsendable_buffers(model)
         wrapped = DistributedDataParallel(
             model,
             device_ids=[run.world.device] if run.world.device.type != "cpu" else None,
