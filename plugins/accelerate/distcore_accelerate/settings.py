@@ -244,7 +244,11 @@ def _address(tree: Tree) -> str:
 
 
 def _on(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").lower() in ("1", "true", "yes")
+    """Return the truth that a variable says. Raises ConfigError for other words, such as one in typographic quotes."""
+    word = environ.get(name, "").lower()
+    if word not in ("1", "true", "yes", "on", "y", "t", "0", "false", "no", "off", "n", "f", ""):
+        raise ConfigError(f"{name} = {environ[name]!r}: expected true or false")
+    return word in ("1", "true", "yes", "on", "y", "t")
 
 
 def _section(environ: Mapping[str, str], prefix: str, *only: str) -> Iterator[tuple[str, Any]]:

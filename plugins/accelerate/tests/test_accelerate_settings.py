@@ -116,6 +116,13 @@ def test_what_accelerate_launch_was_told_is_read_from_its_environment() -> None:
     assert (settings.backend, settings.precision) == ("deepspeed", "bf16")
 
 
+def test_a_variable_that_says_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ACCELERATE_USE_FSDP = '“true”': expected true or false"):
+        read_launcher({"ACCELERATE_USE_FSDP": "“true”"})
+    assert read_launcher({"ACCELERATE_USE_DEEPSPEED": "on"})["distributed_type"] == "DEEPSPEED"
+    assert read_launcher({"ACCELERATE_USE_DEEPSPEED": "False"}) == {}
+
+
 def test_the_launchers_default_precision_asks_for_nothing() -> None:
     assert read_settings(AccelerateStrategy(), {"ACCELERATE_MIXED_PRECISION": "no"}).precision is None
 
