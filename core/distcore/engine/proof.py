@@ -38,7 +38,7 @@ from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Progress, Run, StepResult, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask, Evaluate
-from distcore.plugin.task.outputs import Collected
+from distcore.plugin.task.outputs import Collected, gather_leaders
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Datasets, Task
 
@@ -266,6 +266,8 @@ class Proof:
             return
         self._evaluated_rows = first_micro_batch(run, hooks, dataset).indices
         [seen] = forward_all(run, hooks, dataset, self._bound.evaluation(run), sanity=True)
+        if run.capabilities.ranks_per_shard > 1:
+            seen = gather_leaders(run, hooks, seen, self._evaluated_rows)
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
         if self._plain is not None:
