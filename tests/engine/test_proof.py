@@ -8,6 +8,7 @@ import re
 import time
 from collections import defaultdict
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 from torch.utils.data import TensorDataset
 
 from distcore import FrozenModel, Phase, RunConfig, Simple, TaskError, hookimpl, train
@@ -130,6 +133,13 @@ class HalfInside(Hooked):
         return self.last(self.middle(self.first(x).bfloat16()).float())
 
 
+class WeightNormed(nn.Sequential):
+    """A net with torch's older weight normalization, which ``deepcopy`` refuses."""
+
+    def __init__(self) -> None:
+        super().__init__(weight_norm(nn.Linear(8, 16)), nn.Tanh(), nn.Linear(16, 1))
+
+
 class KeepsItsModel(Own):
     """A task that keeps the model in itself, and uses it in the loss."""
 
@@ -174,6 +184,7 @@ class Taught(Own):
         return (model(batch[0]) - batch[2]).square()[:, 0]
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize(
     "task",
     [
@@ -182,6 +193,7 @@ class Taught(Own):
         OwnWith(DrawnByNumpy),
         OwnWith(Normalized),
         OwnWith(MakesItsMask),
+        OwnWith(WeightNormed),
         KeepsItsModel(),
         TwoPhases(),
         Taught(),
@@ -330,6 +342,12 @@ def saves_other_weights(self: object, run: Run) -> dict[str, Tensor]:
     return {f"model/{name}": value.detach() * 1.001 for name, value in names.items()}
 
 
+@hookimpl
+def saves_other_buffers(self: object, run: Run) -> dict[str, Tensor]:
+    parameters = {f"model/{name}": value.detach() for name, value in run.module.named_parameters()}
+    return parameters | {f"model/{name}": value.detach() + 1 for name, value in run.module.named_buffers()}
+
+
 @pytest.mark.parametrize(
     ("hook", "broken", "line"),
     [
@@ -344,15 +362,35 @@ def test_a_broken_hook_ends_the_run_before_the_third_step(
 ) -> None:
     monkeypatch.setattr(SingleStrategy, hook, broken, raising=False)
     changes = {"clip": {"norm": 1e-3}, "data_guard_steps": 0, "optimizer": {"name": "sgd", "weight_decay": 0.0}}
-    with pytest.raises(TaskError, match=rf"proof: after step 2 {line}.*known to do that.*--prove off") as error:
+    under = r"\(bound \de-0\d\), under 'single' on 1 rank, 4 micro-batches a step; known to do that: .*--prove off"
+    with pytest.raises(TaskError, match=rf"proof: after step 2 {line}.*{under}") as error:
         proved(tmp_path, Own(), **changes)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run/proof").exists()
 
 
-def test_prove_off_trains_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_of_whole_numbers_that_differs_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SingleStrategy, "save_checkpoint", saves_other_buffers, raising=False)
+    line = r"proof: after step 2 the buffer '1.num_batches_tracked' differs from that of one plain process by inf"
+    with pytest.raises(TaskError, match=line):
+        proved(tmp_path, OwnWith(Normalized), micro_batch_size=16)
+
+
+def test_prove_off_trains_on_and_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
     assert proved(tmp_path, Own(), prove="off") == {"steps": 0, "why": "not asked for"}
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["prove"] == "off"
+
+
+def test_the_page_has_the_bounds() -> None:
+    page = (Path(__file__).parents[2] / "docs/laws.md").read_text()
+    table = page[page.index("| compared | bound in fp32 | in bf16 |") :].split("\n\n")[0].splitlines()[2:]
+    told = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table]
+    kinds = ("loss", "norm", "update", "buffer", "outputs")
+    assert len(told) == len(kinds)
+    for kind, cells in zip(kinds, told, strict=True):
+        for precision, cell in zip(("fp32", "bf16"), cells, strict=True):
+            assert getattr(proof.BOUNDS[precision], kind) == (inf if cell == "not compared" else float(cell))
 
 
 def test_the_first_evaluated_rows_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
