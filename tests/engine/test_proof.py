@@ -300,7 +300,9 @@ def test_time_and_memory_of_a_proof_are_not_those_of_the_run(tmp_path: Path, mon
     monkeypatch.setattr(devices, "_EARLIER_PEAKS", {})
     devices.reset_peak(cpu, 0)  # that of the tests before
     before = devices.peak_memory(cpu)
-    assert proved(tmp_path, Own(), log_every=1)["seconds"] > seconds
+    facts = proved(tmp_path, Own(), log_every=1)
+    assert facts["seconds"] > seconds
+    assert facts["bytes"] > large / 2
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     last = next(line for line in lines if line.get("step") == 3 and "train/loss" in line)
     assert last["train/peak_memory_bytes"] < before + large / 2

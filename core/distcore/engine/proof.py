@@ -214,6 +214,8 @@ class Proof:
         try:
             yield
         finally:
+            if "seconds" in self.facts:  # the steps were repeated
+                self.facts["bytes"] = max(0, peak_memory(device) - peak)
             reset_peak(device, peak)
             run.tally.enter(then)
 
