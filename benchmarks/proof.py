@@ -5,8 +5,9 @@
 bert-tiny, resnet-18 and llama-tiny on the built-in data of their tasks, in fp32, one thread per process; all strategies
 but ``single`` on two ranks. Each run ends after its third step. Columns: seconds of the replay, as the report has them;
 seconds from the beginning of a run to the end of its third step, with less without, which adds the copy, the
-evaluated rows and the weights that are gathered; resident memory of the main rank at its highest, with less without;
-and the largest difference of loss and norm from one plain process. Where the proof is not made, the row says why.
+evaluated rows and the weights that are gathered; memory of the main rank at its highest, beyond that of its own steps,
+as the report has it; and the largest difference of loss and norm from one plain process. Where the proof is not made,
+the row says why.
 
 Bounds: every run is proved, and its replay takes at most 5 s.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -43,7 +43,7 @@ STRATEGIES = "single,ddp,fsdp,deepspeed,mesh"
 
 
 class Cost:
-    """An extension that writes the seconds to the end of the last step, and the highest resident memory."""
+    """An extension that writes the seconds to the end of the last step."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -52,8 +52,7 @@ class Cost:
     def on_step_end(self, run: Run, progress: Progress) -> None:
         """Write them on the main rank, after the last step."""
         if progress.step == STEPS and run.world.is_main:
-            highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            cost = {"seconds": time.perf_counter() - self._began, "bytes": highest}
+            cost = {"seconds": time.perf_counter() - self._began}
             Path(str(run.config.out), COST).write_text(json.dumps(cost), encoding="utf-8")
 
 
@@ -63,8 +62,6 @@ class Measured:
 
     seconds: float
     """From its beginning to the end of the last step."""
-    bytes: int
-    """Resident memory of the main rank, at its highest."""
     proof: dict[str, Any]
     """The entry ``proof`` of the report."""
 
@@ -121,7 +118,7 @@ def measure(out: Path, job: str, strategy: str, prove: str) -> Measured:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     cost = json.loads((out / COST).read_text(encoding="utf-8"))
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    return Measured(seconds=cost["seconds"], bytes=cost["bytes"], proof=report["proof"])
+    return Measured(seconds=cost["seconds"], proof=report["proof"])
 
 
 def row(job: str, strategy: str, rounds: list[tuple[Measured, Measured]]) -> str:
@@ -131,7 +128,7 @@ def row(job: str, strategy: str, rounds: list[tuple[Measured, Measured]]) -> str
         return f"| {job} | {strategy} | {proof['why']} | | | |"
     replay = statistics.median(with_proof.proof["seconds"] for with_proof, _ in rounds)
     seconds = statistics.median(with_proof.seconds - without.seconds for with_proof, without in rounds)
-    memory = statistics.median(with_proof.bytes - without.bytes for with_proof, without in rounds) / 2**20
+    memory = statistics.median(with_proof.proof["bytes"] for with_proof, _ in rounds) / 2**20
     apart = max(max(with_proof.proof["loss"], with_proof.proof["norm"]) for with_proof, _ in rounds)
     return f"| {job} | {strategy} | {replay:.2f} | {seconds:.2f} | {memory:.0f} | {apart:.1e} |"
 

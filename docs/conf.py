@@ -14,7 +14,15 @@ project = "distcore"
 author = copyright = "the distcore authors"
 version = release = distcore.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "generated_reference", "front_page", "whole_numbers", "whole_flags"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "contents",
+    "generated_reference",
+    "front_page",
+    "whole_numbers",
+    "whole_flags",
+]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",

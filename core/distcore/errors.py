@@ -198,14 +198,18 @@ def raised_at(error: BaseException) -> str:
     import traceback
 
     frames = [frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if os.path.isfile(frame.filename)]
-    written = [frame for frame in frames if not set(Path(frame.filename).parts) & LIBRARIES]
-    own = [frame for frame in written if not frame.filename.startswith(OURS)]
+    own = [frame for frame in frames if is_written_by_user(frame.filename)]
     is_ours = isinstance(error, DistcoreError)  # then a place in a plugin does not help the user
     plugins = [frame for frame in frames if f"{os.sep}distcore_" in frame.filename and not is_ours]
     if not (own or plugins):
         return ""
     place = (own or plugins)[0]
-    return f"; raised at {_place(place.filename, place.lineno)}"
+    return f"; raised at {place_of(place.filename, place.lineno)}"
+
+
+def is_written_by_user(file: str) -> bool:
+    """Return True for a file of code that is of no library and not ours."""
+    return not (set(Path(file).parts) & LIBRARIES or file.startswith(OURS))
 
 
 def defined_at(function: object) -> str:
@@ -213,10 +217,11 @@ def defined_at(function: object) -> str:
     code = getattr(function, "__code__", None)
     if code is None or not os.path.isfile(code.co_filename):
         return ""
-    return f"; defined at {_place(code.co_filename, code.co_firstlineno)}"
+    return f"; defined at {place_of(code.co_filename, code.co_firstlineno)}"
 
 
-def _place(file: str, line: int | None) -> str:
+def place_of(file: str, line: int | None) -> str:
+    """Return ``FILE:LINE``, with a path from here if the file is below the current folder."""
     return f"{file.removeprefix(f'{os.getcwd()}{os.sep}')}:{line}"
 
 

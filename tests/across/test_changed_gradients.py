@@ -1,4 +1,4 @@
-"""Hooks of a module, and extensions that change gradients or weights, do on any ranks what they do in one process."""
+"""Hooks of a module, metrics, and extensions that touch gradients or weights do on ranks as in one process."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from torch.utils.data import TensorDataset
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
 
 class Mine(Simple):
+    metrics = {"loss": "min", "slope": "min"}
+
     def data(self):
         return TensorDataset(X), TensorDataset(X[:4])
 
@@ -31,6 +33,12 @@ class Mine(Simple):
 
     def row_loss(self, model, batch):
         return (model(batch[0]) - batch[0].sum(1, keepdim=True)).square()[:, 0]
+
+    def row_metrics(self, model, batch):
+        with torch.enable_grad():
+            x = batch[0].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(x).sum(), x)
+        return {"slope": slope.norm(dim=1)}
 
 class Clamps:
     @hookimpl(wrapper=True)

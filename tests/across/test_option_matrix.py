@@ -84,7 +84,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "cp": Row(options={"cp": 2}),
         "replicate": Row(options={"replicate": 2}),
         "shard": Row(options={"shard": 2, "activation_checkpointing": "products"}),
-        "pp": Row(options={"pp": 2}, adapts=False),
+        "pp": Row(options={"pp": 2}, adapts=False, quick=True),
         "pp, recomputed": Row(options={"pp": 2, "activation_checkpointing": True}, adapts=False),
         "gpipe": Row(options={"pp": 2, "pp_schedule": "gpipe"}, adapts=False),
         "interleaved": Row(options={"pp": 2, "pp_schedule": "interleaved"}, blocks=4, adapts=False),

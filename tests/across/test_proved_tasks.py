@@ -29,8 +29,10 @@ CUTS = {
     "one process": "--micro-batch-size 2",
     "ddp": "--strategy ddp --nproc 2 --micro-batch-size 2",
     "fsdp": "--strategy fsdp --nproc 2",
-    "deepspeed": "--strategy deepspeed --nproc 2 --set strategy_options.zero_stage=2",
+    "deepspeed": "--strategy deepspeed --nproc 2 --set strategy_options.stage=2",
 }
+NOT_PROVED = {("deepspeed", "bf16"): (0, "strategy 'deepspeed' keeps its weights in bf16")}
+"""What the report says instead, by cut and precision."""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -45,4 +47,4 @@ def test_a_task_is_proved(task: str, cut: str, precision: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     proof = json.loads((tmp_path / "run/report.json").read_text())["proof"]
-    assert (proof["steps"], proof["why"]) == (2, ""), done.stderr
+    assert (proof["steps"], proof["why"]) == NOT_PROVED.get((cut, precision), (2, "")), done.stderr

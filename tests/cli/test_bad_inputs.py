@@ -61,6 +61,7 @@ TEXT_FILES = {
     "list.yaml": "- lr\n",
     "typo.yaml": "global_batch_sise: 8\n",
     "typos.yaml": "sedd: 3\nloger: 1\nclip: {nrom: 1}\n",
+    "options.yaml": "sedd: 3\ntask_options: {modle: x, data: rows.json, txt: y}\n",
     "nested_typo.yaml": "schedule:\n  warmup_stepz: 3\n",
     "foreign.yaml": "compute_environment: LOCAL\nfp16: true\nnum_machines: 1\n",
     "type.yaml": "epochs: many\n",
@@ -225,6 +226,10 @@ CONFIG_FILES = {
     "train foreign.yaml": r"unknown key 'compute_environment' .*; unknown .*; .*: distcore migrate foreign.yaml",
     "train typos.yaml --set clip.nrom=1": (
         r"unknown key 'clip.nrom' .*'norm'.*; typos.yaml: unknown key 'sedd' .*'seed'.*; unknown key 'loger' .*'loader'"
+    ),
+    "train options.yaml --set task_options.lables=x": (
+        r"options.yaml: unknown key 'sedd' .*'seed'\?\); unknown key 'task_options.modle' .*'model'\?\); "
+        r"unknown key 'task_options.txt'.*; command line: unknown key 'task_options.lables'"
     ),
     "train nested_typo.yaml": r"nested_typo.yaml: unknown key 'schedule.warmup_stepz' \(did you mean 'warmup_steps'",
     "train twice.yaml": r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one",

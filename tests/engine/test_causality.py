@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore import Causal, RunConfig, Simple, TaskError, train
-from distcore.engine.causality import change_before
+from distcore.engine.causality import change_before, check_causal_kind
+from distcore.plugin.task.bound import BoundTask
 
 TOKENS = torch.randint(1, 20, (16, 9), generator=torch.Generator().manual_seed(0))
 
@@ -87,6 +89,30 @@ def test_what_is_no_declaration_or_names_no_tokens_is_said_in_one_line(tmp_path:
         task.causal = causal
         with pytest.raises(TaskError, match=problem):
             trained(tmp_path, task)
+
+
+def test_a_small_model_of_the_kind_is_measured_before_any_rank_starts() -> None:
+    task = Language()
+    for sees, row in (("all", TOKENS[:1]), ("next", TOKENS[:1])):
+        task.causal = Causal(0, advice="mask it", small=lambda sees=sees, row=row: (Net(sees), row))  # type: ignore[misc]
+        with pytest.raises(TaskError, match=r"^task Language: the model sees .*; mask it$"):
+            check_causal_kind(BoundTask.of(task))
+
+
+def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
+    def fails() -> Any:
+        raise KeyError("a layer that only the whole model has")
+
+    task = Language()
+    no_numbers = Net("past")
+    nn.init.constant_(no_numbers.head.weight, math.nan)
+    kinds: list[Any] = [None, lambda: None, fails]
+    kinds += [lambda: (Net("past"), TOKENS[:1]), lambda: (no_numbers, TOKENS[:1])]
+    for small in kinds:
+        task.causal = Causal(0, small=small)
+        check_causal_kind(BoundTask.of(task))
+    task.causal = None
+    check_causal_kind(BoundTask.of(task))
 
 
 @pytest.mark.parametrize("row", [[3, 3, 3, 3], [0, 0], [1, 2], [5, 5, 7], [4, 9, 2, 4, 9]])

@@ -94,6 +94,32 @@ def test_batch_normalization_is_said_where_a_result_depends_on_micro_batches(
     ]
 
 
+POWER = "note:   the spectral norm of '0' makes a power iteration in each of up to 2 micro-batches of a step, not one: "
+RUNNING = "note:   running statistics of instance normalization take the main rank's rows, once in each micro-batch: "
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(("size", "is_said"), [(4, True), (8, False)])
+@pytest.mark.parametrize(
+    ("layers", "note"),
+    [
+        ("nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))", POWER + "results depend on micro-batches"),
+        ("nn.utils.spectral_norm(nn.Linear(4, 4))", POWER + "results depend on micro-batches"),
+        (
+            "nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()",
+            RUNNING + "evaluations depend on ranks and micro-batches",
+        ),
+        ("nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2), nn.Flatten()", ""),
+    ],
+)
+def test_state_that_each_micro_batch_moves_is_said_without_a_proof_too(
+    layers: str, note: str, size: int, is_said: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("points.py").write_text(TASK.replace("nn.Linear(4, 1)", f"nn.Sequential({layers}, nn.Linear(4, 1))"))
+    lines = lines_of(f"--micro-batch-size {size} --prove off", capfd)
+    assert [line for line in lines if line.startswith("note:")] == [note] * (is_said and bool(note))
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("masks", ["row", "rank"])
 @pytest.mark.parametrize(("p", "size", "is_said"), [(0.1, 4, True), (0.1, 8, False), (0.0, 4, False)])

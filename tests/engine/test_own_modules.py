@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from distcore import Capabilities, DistcoreError, ModelError, RunConfig, Simple, TaskError, hookimpl, train
 from distcore.checkpoint import Checkpoint, read_tensors
+from distcore.checkpoint.distance import difference
 from distcore.checkpoint.surroundings import warn_of_changed_sources
 from distcore.distributed.agreement import share_buffers, share_extra_state
 from distcore.engine import trainer
@@ -111,6 +112,12 @@ class Ranks:
         if run.world.is_main:
             self.told[",".join(outputs)] = outputs
         return self.told[",".join(outputs)]
+
+
+def test_the_distance_of_complex_tensors_has_both_parts() -> None:
+    one = torch.tensor([3 + 4j])
+    assert difference(one, torch.tensor([3 + 3j])).largest == pytest.approx(1)
+    assert difference(one.real, one).relative == pytest.approx(4 / 5)
 
 
 def on_two_ranks(share: Any, main: nn.Module, other: nn.Module) -> None:
@@ -345,15 +352,25 @@ def test_gradients_inside_a_loss_are_refused_where_a_strategy_cannot(
     assert (tmp_path / "run/checkpoints").exists() is not bool(refused)
 
 
+class Rooms(nn.Linear):
+    """A layer with a parameter without elements, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+        self.frozen_room = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.room = nn.Parameter(torch.empty(0, 2))
+
+
 @pytest.mark.parametrize(
     ("module", "line"),
     [
         (nn.Sequential(nn.Embedding(4, 2, sparse=True)), "takes no sparse gradients, as the model's '0.weight' has"),
         (AllStates(), "takes no complex parameters, as the model's 'turn' has: keep real and"),
+        (Rooms(), "takes no parameters without elements, as the model's 'room' has: make it a buffer, or"),
     ],
 )
 def test_kinds_of_parameters_that_a_backend_lacks_are_refused_by_name(module: nn.Module, line: str) -> None:
-    lacks: Any = frozenset({"sparse gradients", "complex parameters"})
+    lacks: Any = frozenset({"sparse gradients", "complex parameters", "parameters without elements"})
     check_module(RunConfig(nproc=1), PLAIN, module)
     with pytest.raises(ModelError, match=line):
         check_module(RunConfig(nproc=1), replace(PLAIN, lacks=lacks), module)
@@ -438,8 +455,15 @@ def test_a_loss_that_uses_a_sharded_parameter_is_told_so() -> None:
         explain_mixed_devices(run, hooks),
     ):
         raise RuntimeError(words)
+    with (
+        pytest.raises(TaskError, match=r"uses a model that was built to find out its shapes, not the one that .*'one'"),
+        explain_mixed_devices(run, hooks),
+    ):
+        raise AssertionError("Please convert all Tensors to FakeTensors first or instantiate FakeTensorMode with")
     with pytest.raises(RuntimeError, match="another"), explain_mixed_devices(run, hooks):
         raise RuntimeError("another")
+    with pytest.raises(AssertionError, match="of a user"), explain_mixed_devices(run, hooks):
+        raise AssertionError("of a user")
 
 
 SIXTEEN = torch.ones(2, 2, dtype=torch.bfloat16)
@@ -522,6 +546,24 @@ def test_an_fp32_tensor_of_a_module_beside_weights_of_16_bits_is_told_so(case: s
     with pytest.raises(RuntimeError) as told, explain_mixed_devices(run, hooks):
         MIXTURES[case]()
     assert not isinstance(told.value, DistcoreError)
+
+
+class Grows(nn.Linear):
+    """A layer whose first pass makes a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(1))
+        return super().forward(input) * self.scale
+
+
+def test_a_parameter_that_the_first_pass_makes_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"the first forward pass made the parameter 'scale': .* make it in __init__"):
+        train(config(tmp_path / "run"), Own(Grows))
+    assert not (tmp_path / "run/checkpoints").exists()
 
 
 class Unfreezes(Own):

@@ -8,6 +8,7 @@ import re
 import time
 from collections import defaultdict
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 from torch.utils.data import TensorDataset
 
 from distcore import FrozenModel, Phase, RunConfig, Simple, TaskError, hookimpl, train
@@ -104,6 +107,39 @@ class Normalized(nn.Sequential):
         super().__init__(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1))
 
 
+class MakesItsMask(nn.Module):
+    """A net that makes a buffer in its first pass."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.arange(8) % 2, persistent=False)
+        return self.last(x * self.mask)
+
+
+class HalfInside(Hooked):
+    """A net with a layer in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = nn.Linear(16, 16, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.middle(self.first(x).bfloat16()).float())
+
+
+class WeightNormed(nn.Sequential):
+    """A net with torch's older weight normalization, which ``deepcopy`` refuses."""
+
+    def __init__(self) -> None:
+        super().__init__(weight_norm(nn.Linear(8, 16)), nn.Tanh(), nn.Linear(16, 1))
+
+
 class KeepsItsModel(Own):
     """A task that keeps the model in itself, and uses it in the loss."""
 
@@ -148,6 +184,7 @@ class Taught(Own):
         return (model(batch[0]) - batch[2]).square()[:, 0]
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize(
     "task",
     [
@@ -155,6 +192,8 @@ class Taught(Own):
         OwnWith(Hooked),
         OwnWith(DrawnByNumpy),
         OwnWith(Normalized),
+        OwnWith(MakesItsMask),
+        OwnWith(WeightNormed),
         KeepsItsModel(),
         TwoPhases(),
         Taught(),
@@ -176,6 +215,45 @@ def test_the_first_steps_of_a_right_job_are_proved(tmp_path: Path, task: Any, ca
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"gradient_checkpointing": False, "ema": {"decay": 0.9}}])
 def test_half_precision_and_averages_are_proved(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert proved(tmp_path, Own(), **changes)["steps"] == 2
+
+
+def test_a_layer_in_half_precision_has_its_bounds(tmp_path: Path) -> None:
+    assert proved(tmp_path, OwnWith(HalfInside))["steps"] == 2
+    assert proof.bounds_of("fp32", HalfInside()) is proof.BOUNDS["bf16"]
+    assert proof.bounds_of("fp32", Hooked()) is proof.BOUNDS["fp32"]
+
+
+class WholeBatchInHalf(WholeBatch):
+    """A loss over the whole batch, which the core computes outside of autocast."""
+
+    def batch_loss(self, embeddings: dict[str, Tensor], rows: Tensor) -> Tensor:
+        logits = embeddings["logits"]
+        assert (logits.T @ logits).dtype == torch.float32
+        return super().batch_loss(embeddings, rows)
+
+
+def test_a_loss_over_the_whole_batch_is_not_rounded(tmp_path: Path) -> None:
+    assert proved(tmp_path, WholeBatchInHalf(), precision="bf16", micro_batch_size=16)["steps"] == 2
+
+
+class RoundsByCut(Own):
+    """A loss that rounds otherwise in another cut where it is in half precision, as wider padding does."""
+
+    share = 2e-2
+
+    def row_loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().row_loss(model, batch)
+        return loss * (1 + self.share * (len(loss) > 4)) if torch.is_autocast_enabled("cpu") else loss
+
+
+def test_a_cut_that_only_rounds_is_proved(tmp_path: Path) -> None:
+    assert proved(tmp_path / "half", RoundsByCut(), precision="bf16")["steps"] == 2
+
+
+def test_a_wrong_run_in_half_precision_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
+    with pytest.raises(TaskError, match="the gradient's norm differs from that of one plain process by 1"):
+        proved(tmp_path, Own(), precision="bf16")
 
 
 def test_a_proof_changes_nothing_of_the_run(tmp_path: Path) -> None:
@@ -222,7 +300,9 @@ def test_time_and_memory_of_a_proof_are_not_those_of_the_run(tmp_path: Path, mon
     monkeypatch.setattr(devices, "_EARLIER_PEAKS", {})
     devices.reset_peak(cpu, 0)  # that of the tests before
     before = devices.peak_memory(cpu)
-    assert proved(tmp_path, Own(), log_every=1)["seconds"] > seconds
+    facts = proved(tmp_path, Own(), log_every=1)
+    assert facts["seconds"] > seconds
+    assert facts["bytes"] > large / 2
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     last = next(line for line in lines if line.get("step") == 3 and "train/loss" in line)
     assert last["train/peak_memory_bytes"] < before + large / 2
@@ -264,6 +344,12 @@ def saves_other_weights(self: object, run: Run) -> dict[str, Tensor]:
     return {f"model/{name}": value.detach() * 1.001 for name, value in names.items()}
 
 
+@hookimpl
+def saves_other_buffers(self: object, run: Run) -> dict[str, Tensor]:
+    parameters = {f"model/{name}": value.detach() for name, value in run.module.named_parameters()}
+    return parameters | {f"model/{name}": value.detach() + 1 for name, value in run.module.named_buffers()}
+
+
 @pytest.mark.parametrize(
     ("hook", "broken", "line"),
     [
@@ -278,15 +364,35 @@ def test_a_broken_hook_ends_the_run_before_the_third_step(
 ) -> None:
     monkeypatch.setattr(SingleStrategy, hook, broken, raising=False)
     changes = {"clip": {"norm": 1e-3}, "data_guard_steps": 0, "optimizer": {"name": "sgd", "weight_decay": 0.0}}
-    with pytest.raises(TaskError, match=rf"proof: after step 2 {line}.*known to do that.*--prove off") as error:
+    under = r"\(bound \de-0\d\), under 'single' on 1 rank, 4 micro-batches a step; known to do that: .*--prove off"
+    with pytest.raises(TaskError, match=rf"proof: after step 2 {line}.*{under}") as error:
         proved(tmp_path, Own(), **changes)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run/proof").exists()
 
 
-def test_prove_off_trains_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_of_whole_numbers_that_differs_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SingleStrategy, "save_checkpoint", saves_other_buffers, raising=False)
+    line = r"proof: after step 2 the buffer '1.num_batches_tracked' differs from that of one plain process by inf"
+    with pytest.raises(TaskError, match=line):
+        proved(tmp_path, OwnWith(Normalized), micro_batch_size=16)
+
+
+def test_prove_off_trains_on_and_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SingleStrategy, "backward", scales_the_gradient, raising=False)
     assert proved(tmp_path, Own(), prove="off") == {"steps": 0, "why": "not asked for"}
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["prove"] == "off"
+
+
+def test_the_page_has_the_bounds() -> None:
+    page = (Path(__file__).parents[2] / "docs/laws.md").read_text()
+    table = page[page.index("| compared | bound in fp32 | in bf16 |") :].split("\n\n")[0].splitlines()[2:]
+    told = [[cell.strip() for cell in line.strip("|").split("|")[1:]] for line in table]
+    kinds = ("loss", "norm", "update", "buffer", "outputs")
+    assert len(told) == len(kinds)
+    for kind, cells in zip(kinds, told, strict=True):
+        for precision, cell in zip(("fp32", "bf16"), cells, strict=True):
+            assert getattr(proof.BOUNDS[precision], kind) == (inf if cell == "not compared" else float(cell))
 
 
 def test_the_first_evaluated_rows_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +446,49 @@ class Codebook(nn.Module):
             with torch.no_grad():
                 self.code.mul_(0.9).add_(x.mean(0), alpha=0.1)
         return self.last(x - self.code)
+
+
+class Follows(nn.Module):
+    """A net beside a frozen copy that follows it in each pass of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(8, 1), nn.Linear(8, 1).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            with torch.no_grad():
+                self.slow.weight.lerp_(self.fast.weight, 0.01)
+        return self.fast(x) + 1e-3 * self.slow(x)
+
+
+class Observes(nn.Module):
+    """A net that keeps the largest number it has seen, in evaluations, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 1)
+        self.seen: Any
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen.add_(1)
+        return self.last(x)
+
+
+class Queues(nn.Module):
+    """A net that keeps the last rows: their order shows in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 1)
+        self.queue: Any
+        self.register_buffer("queue", torch.zeros(32, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.queue.copy_(torch.cat([x.detach(), self.queue])[:32])
+        return self.last(x)
 
 
 class HookedByNorm(Hooked):
@@ -429,9 +578,15 @@ class Undefined(Own):
         (Noise(), r"test_proof\.py:\d+ draws random numbers outside of dropout by row.*row_random"),
         (Mixes(), "a row's loss depends on other rows of its micro-batch"),
         (OwnWith(Codebook), "forward updates the buffer 'code', once in each micro-batch"),
+        (OwnWith(Follows), "forward updates the frozen weight 'slow.weight', once in each micro-batch"),
+        (
+            OwnWith(Observes),
+            r"an evaluation changes the buffer 'seen', .* change it in training alone \(self.training\)",
+        ),
+        (OwnWith(Queues), "forward updates the buffer 'queue', once in each micro-batch"),
         (CountsItsCalls(), "one plain process does not repeat itself"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Own) else "",
+    ids=lambda value: (getattr(value, "_net", None) or type(value)).__name__ if isinstance(value, Own) else "",
 )
 def test_what_has_no_such_result_is_named_and_trains(
     tmp_path: Path, task: Any, why: str, caplog: pytest.LogCaptureFixture

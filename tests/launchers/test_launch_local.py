@@ -12,6 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -305,6 +306,34 @@ def test_a_signal_outranks_an_error_and_an_error_a_lost_peer() -> None:
     killed = Failure(rank=3, kind="signal", cause="", when=4.0)
     assert culprit([lost, late, error]) is error
     assert culprit([lost, late, error, killed]) is killed
+
+
+CRASH = """Fatal Python error: Aborted
+
+Thread 0x01 (most recent call first):
+  File "{here}/mine.py", line 3 in watch
+
+Thread 0x02 (most recent call first):
+  File "/usr/lib/site-packages/torch/distributed/{collective}.py", line 4387 in all_gather_single
+  File "/usr/lib/site-packages/torch/nn/modules/module.py", line 1811 in inner
+  File "{here}/mine.py", line 10 in forward
+  File "{ours}", line 37 in launch
+"""
+
+
+@pytest.mark.parametrize(("collective", "is_told"), [("distributed_c10d", True), ("run", False)])
+def test_a_rank_that_a_backend_aborts_in_a_collective_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collective: str, is_told: bool
+) -> None:
+    """Such as where forward calls other sharded layers for the rows of one rank than for those of another."""
+    monkeypatch.chdir(tmp_path)
+    job: Any = SimpleNamespace(errors=tmp_path)
+    text = CRASH.format(here=tmp_path, collective=collective, ours=local.__file__)
+    (tmp_path / "rank-1.txt").write_text(text)
+    cause = local._failure_from_exit_code(job, 1, -signal.SIGABRT).cause
+    why = " in a collective with other sizes than another rank had there at mine.py:10: what forward and loss call must"
+    assert cause.startswith("killed by SIGABRT" + why * is_told)
+    assert local._failure_from_exit_code(job, 0, -signal.SIGABRT).cause == "killed by SIGABRT"
 
 
 @pytest.mark.programs

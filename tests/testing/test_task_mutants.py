@@ -327,6 +327,55 @@ class HasNoName(Sound):
         return with_train(super().prepare(config), content="")
 
 
+class CountsPasses(nn.Module):
+    """A model whose outputs shrink with the number of training passes, which it keeps wherever a subclass has it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.begin()
+
+    def begin(self) -> None:
+        self.passes = 0
+
+    def count(self) -> int:
+        self.passes += self.training
+        return self.passes
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.inner(tokens)
+        return logits / (1 + self.count())
+
+
+class CountsInABuffer(CountsPasses):
+    """Counts in a buffer, which is saved unless a subclass says otherwise."""
+
+    is_saved = False
+
+    def begin(self) -> None:
+        self.register_buffer("passes", torch.zeros((), dtype=torch.long), persistent=self.is_saved)
+
+
+class CountsInASavedBuffer(CountsInABuffer):
+    is_saved = True
+
+
+class CountsInExtraState(CountsPasses):
+    def get_extra_state(self) -> int:
+        return self.passes
+
+    def set_extra_state(self, state: int) -> None:
+        self.passes = state
+
+
+@breaks("steps-continue")
+class Counts(Sound):
+    counter: ClassVar[type[CountsPasses]] = CountsPasses
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return self.counter(super().build_model(config, data))
+
+
 @breaks("options-survive")
 class ForgetsAnOption(Sound):
     size: int = 1
@@ -406,6 +455,71 @@ def test_a_broken_task_is_found(case: str, measured: Any) -> None:
     finding = measured(MUTANTS[case], case)
     assert finding.held is False, str(finding)
     assert finding.error is None or finding.error > 0
+
+
+class DrawsByItself(CountsPasses):
+    """Draws from a generator of its own, which each new model seeds alike."""
+
+    def begin(self) -> None:
+        self.noise = torch.Generator().manual_seed(0)
+
+    def count(self) -> int:
+        return int(torch.randint(9, (), generator=self.noise))
+
+
+class KeepsALastLoss(Sound):
+    """A task that keeps a value of each step in itself, and weighs the next one by it."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        loss = super().loss(model, batch)
+        before = getattr(self, "last", 1.0)
+        now = float(loss.detach())
+        object.__setattr__(self, "last", now)
+        return loss * (2 if now < before else 1)
+
+
+class CountedReads(RandomRows):
+    """Rows whose items grow with the number of batches that were read."""
+
+    read = 0
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        self.read += 1
+        whole = super().batch(indices)
+        return whole | {"items": whole["items"] * self.read}
+
+
+class WeighsByReads(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        return dataclasses.replace(super().prepare(config), train=CountedReads(50))
+
+
+ASIDE = {
+    CountsPasses: "attribute 'passes'",
+    CountsInABuffer: "buffer 'passes'",
+    DrawsByItself: "attribute 'noise'",
+    KeepsALastLoss: "attribute 'last' of the task",
+    WeighsByReads: "attribute 'read' of the rows",
+}
+
+
+def counting(counter: type[Any]) -> type[Any]:
+    """A sound task with such a model, or the task itself."""
+    if issubclass(counter, Problem):
+        return dataclass(frozen=True, kw_only=True)(counter)
+    return dataclass(frozen=True, kw_only=True)(type("Counting", (Counts,), {"counter": counter}))
+
+
+@pytest.mark.parametrize("counter", ASIDE)
+def test_state_that_a_resume_loses_is_found_and_named(counter: type[Any], measured: Any) -> None:
+    finding = measured(counting(counter), "steps-continue")
+    assert finding.held is False
+    assert f"a checkpoint lacks {ASIDE[counter]}; keep it in a persistent buffer, in get_extra" in finding.note
+
+
+@pytest.mark.parametrize("counter", [CountsInASavedBuffer, CountsInExtraState])
+def test_state_that_a_checkpoint_has_is_no_fault(counter: type[Any], measured: Any) -> None:
+    assert measured(counting(counter), "steps-continue").held
 
 
 @dataclass(frozen=True, kw_only=True)

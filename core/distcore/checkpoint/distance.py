@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -18,10 +19,12 @@ class Difference(NamedTuple):
 
 
 def difference(actual: Tensor, expected: Tensor) -> Difference:
-    """Compare two tensors of any shape and dtype, in float64 on the CPU."""
+    """Compare two tensors of any shape and dtype, in float64 or complex128 on the CPU."""
     if actual.shape != expected.shape:
         return Difference(math.inf, math.inf)
-    expected = expected.detach().cpu().double()
-    apart = actual.detach().cpu().double() - expected
+    # An imaginary part would be lost in float64.
+    wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
+    expected = expected.detach().cpu().to(wide)
+    apart = actual.detach().cpu().to(wide) - expected
     largest = float(apart.abs().max()) if apart.numel() else 0.0
     return Difference(largest, float(apart.norm()) / (float(expected.norm()) or 1.0))

@@ -140,13 +140,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _first_difference(saved: Tensor, computed: Tensor) -> str:
-    """Return the dtypes if only one has fractions, else both numbers of the first difference, if there is one."""
-    if saved.is_floating_point() != computed.is_floating_point():
+    """Return the dtypes if only one has fractions or is complex, else both numbers of the first difference, if any."""
+    if (saved.is_floating_point(), saved.is_complex()) != (computed.is_floating_point(), computed.is_complex()):
         return f" (of {saved.dtype}, where the model has {computed.dtype})"
-    ours, theirs = (each.detach().double().cpu().reshape(-1) for each in (saved.to(computed.dtype), computed))
+    wide = torch.complex128 if computed.is_complex() else torch.float64
+    ours, theirs = (each.detach().to(wide).cpu().reshape(-1) for each in (saved.to(computed.dtype), computed))
     if len(ours) != len(theirs) or not len(differing := (ours != theirs).nonzero()):
         return ""
     at = int(differing[0])
-    return (
-        f" ({len(differing)} of {len(ours)} numbers, such as {float(ours[at]):.6g} in place of {float(theirs[at]):.6g})"
-    )
+    mine, other = ours[at].item(), theirs[at].item()
+    return f" ({len(differing)} of {len(ours)} numbers, such as {mine:.6g} in place of {other:.6g})"

@@ -54,6 +54,10 @@ def explain(
             text = text.removesuffix(f" ({_listing(origin)})")
         parts.append(text if origin == last_origin else f"{origin}: {text}")
         last_origin = origin
+    for where, text in _unknown_options(model, given):
+        origin = "command line" if where in changes else source
+        parts.append(text if origin == last_origin else f"{origin}: {text}")
+        last_origin = origin
     line = "; ".join(parts)
     if unknown_keys > 2 and source not in ("command line", "RunConfig"):
         line += f"; if it is a file of another trainer: distcore migrate {source}"
@@ -73,6 +77,19 @@ def _unknown_key(model: type[BaseModel], where: str, given: object, source: str)
     known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
     near = hint_from_other_libraries(path[-1], known) or nearest(path[-1], known) or _deeper(model, path[-1])
     return f"unknown key {where!r}{near or f' ({_listing(source)})'}"
+
+
+def _unknown_options(model: type[BaseModel], given: object) -> Iterator[tuple[str, str]]:
+    """Yield key and problem of each option that the task does not have.
+
+    The task is built only from a config that is right, and would name them at another start.
+    """
+    names = _short_keys(model, given)
+    options = given.get(OPTIONS) if names and isinstance(given, Mapping) else None
+    for name in options if isinstance(options, Mapping) else ():
+        if name not in names:
+            where = f"{OPTIONS}.{name}"
+            yield where, f"unknown key {where!r}{nearest(name, names)}"
 
 
 def _listing(source: str) -> str:

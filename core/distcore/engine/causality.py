@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distcore.distributed.agreement import broadcast_from_main
 from distcore.engine.evaluation import first_micro_batch
@@ -53,7 +53,7 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
     with untouched_generators(), _not_compiled(run):
         set_mode(run, training=False)
         try:
-            change, noise = change_before(partial(_outputs, run, task, declared), tokens)
+            change, noise = change_before(partial(_outputs, run.model, task, declared), tokens)
         except (DistcoreError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # any class: code of a model, which may want more than tokens
@@ -62,14 +62,42 @@ def check_causal(run: Run, hooks: Hooks, task: BoundTask, dataset: Dataset) -> N
         finally:
             set_mode(run, training=True)
     bound = max(BOUNDS.get(run.config.precision, HALF), NOISE * noise)
-    problem = ""
-    if not change <= bound:
-        problem = (
-            f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the end of a row "
-            f"change its output before them by {change:.0e} of the largest; {declared.advice}"
-        )
+    problem = "" if change <= bound else _problem(task, declared, change)
     if problem := broadcast_from_main(run, hooks, problem):
         raise TaskError(problem)
+
+
+@torch.no_grad()
+def check_causal_kind(task: BoundTask) -> None:
+    """Raise TaskError if a small model of the kind that a causal task trains sees later tokens.
+
+    One process calls, before any rank starts. A kind without a small model is measured in the run alone.
+    """
+    declared = task.causal
+    if declared is None or declared.small is None:
+        return
+    with untouched_generators():
+        try:
+            if (small := declared.small()) is None:
+                return
+            model, tokens = small
+            model.eval()
+            change, noise = change_before(lambda tokens: _outputs(model, task, declared, tokens), tokens)
+        except (DistcoreError, MemoryError):
+            raise
+        except Exception as error:  # any class: code of a model that may not be made smaller
+            log.debug("causal: measured in the run alone: %s: %s", type(error).__name__, error)
+            return
+    if change > max(BOUNDS["fp32"], NOISE * noise):  # random weights may give no numbers, which say nothing
+        raise TaskError(_problem(task, declared, change))
+
+
+def _problem(task: BoundTask, declared: Causal, change: float) -> str:
+    """Return the line about a model whose earlier outputs change by ``change``, with what to do about it."""
+    return (
+        f"task {task.name}: the model sees the tokens that it is to predict: other tokens at the end of a row "
+        f"change its output before them by {change:.0e} of the largest; {declared.advice}"
+    )
 
 
 def change_before(outputs_of: Callable[[Tensor], Tensor], tokens: Tensor) -> tuple[float, float]:
@@ -112,9 +140,9 @@ def _changed(tokens: Tensor, shift: int) -> Tensor:
     return others
 
 
-def _outputs(run: Run, task: BoundTask, declared: Causal, tokens: Tensor) -> Tensor:
-    """Return what the model says at each of ``tokens``, fp32 ``(1, length, ...)``."""
-    answer: Any = run.model(tokens, **declared.arguments)
+def _outputs(model: nn.Module, task: BoundTask, declared: Causal, tokens: Tensor) -> Tensor:
+    """Return what ``model`` says at each of ``tokens``, fp32 ``(1, length, ...)``."""
+    answer: Any = model(tokens, **declared.arguments)
     outputs = getattr(answer, "logits", answer)
     if not isinstance(outputs, Tensor) or outputs.shape[:2] != tokens.shape:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

@@ -17,6 +17,8 @@ ARGUMENTS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"
 
 OUTSIDE = ("torch", "distcore")
 """Packages whose calls pass: torch's compiler, and a loss over the whole batch, whose leaves no backend has seen."""
+LIKE_A_USERS = "distcore.testing."
+"""Modules of the core whose calls do not pass: problems of the laws, which stand for a user's tasks."""
 
 
 @contextmanager
@@ -47,13 +49,13 @@ def refuse_inner_gradients(hooks: Hooks) -> Iterator[None]:
 def hear_inner_gradients(heard: Callable[[bool], None]) -> Iterator[None]:
     """Call ``heard(create_graph)`` before each call of ``torch.autograd.grad`` inside the ``with`` block.
 
-    Calls of torch itself and of the core are not heard.
+    Calls of torch itself and of the core are not heard; those of the laws' problems are.
     """
     original = torch.autograd.grad
 
     def listening(*arguments: Any, **named: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.partition(".")[0] not in OUTSIDE:
+        if caller.partition(".")[0] not in OUTSIDE or caller.startswith(LIKE_A_USERS):
             given = dict(zip(ARGUMENTS, arguments, strict=False)) | named
             heard(bool(given.get("create_graph")))
         return original(*arguments, **named)

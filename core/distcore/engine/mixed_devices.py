@@ -12,8 +12,10 @@ from distcore.errors import StrategyError, TaskError, raised_at
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
-SHARDED = "got mixed torch.Tensor and DTensor"
-"""Part of torch's message for a shard beside a whole tensor."""
+SHARDED = re.compile(r"got mixed torch\.Tensor and DTensor|returned an invalid gradient at index \d+ - got \[0\]")
+"""torch's message for a shard beside a whole tensor, and for the gradient of a weight that is not gathered."""
+UNREAL = "FakeTensor"
+"""Part of torch's message for a tensor without values, as a model has that is built only for its shapes."""
 
 DTYPES = re.compile(
     r"same dtype|dtypes (to )?match|expected scalar type|expect parameter to have scalar type|"
@@ -31,8 +33,15 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
     """
     try:
         yield
+    except AssertionError as error:
+        if UNREAL not in str(error):
+            raise
+        raise TaskError(
+            f"task: the loss uses a model that was built to find out its shapes, not the one that strategy "
+            f"{hooks.name!r} trains: compute inside of the model's forward, which model(...) calls{raised_at(error)}"
+        ) from error
     except RuntimeError as error:
-        if SHARDED in str(error):
+        if SHARDED.search(str(error)):
             raise TaskError(
                 f"task: strategy {hooks.name!r} shards parameters, and the loss uses one outside of model(...): "
                 f"compute with it inside of the model's forward{raised_at(error)}"

@@ -15,8 +15,14 @@ from distcore.errors import ModelError, TaskError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.extra_state import extra_state, tensors_of_state
 
-SPARSE, COMPLEX = "sparse gradients", "complex parameters"
+SPARSE, COMPLEX, EMPTY = "sparse gradients", "complex parameters", "parameters without elements"
 """Kinds of parameters, as ``Capabilities.lacks`` names them."""
+WAYS_OUT = {
+    SPARSE: "build the layer with sparse=False",
+    COMPLEX: "keep real and imaginary parts apart",
+    EMPTY: "make it a buffer, or leave it out",
+}
+"""What to change in a model with such a parameter."""
 
 
 def check_module(config: RunConfig, capabilities: Capabilities, module: nn.Module) -> None:
@@ -44,6 +50,15 @@ def refuse_unfrozen(module: nn.Module, trained: frozenset[str], step: int) -> No
         "it; leave it trainable from the start, with an lr_scale of its own in optimizer.groups, or train it in a "
         "second run whose --model is an export of this one"
     )
+
+
+def refuse_grown(module: nn.Module, trained: frozenset[str]) -> None:
+    """Raise TaskError for a parameter that the first forward pass has made: no optimizer and no strategy has it."""
+    if grown := sorted(trained_names(module) - trained):
+        raise TaskError(
+            f"the first forward pass made the parameter {grown[0]!r}: the optimizer does not step it; make it in "
+            "__init__, or run one pass in the function that builds the model"
+        )
 
 
 def _check_lazy(module: nn.Module) -> None:
@@ -95,18 +110,19 @@ def _check_kinds(config: RunConfig, capabilities: Capabilities, module: nn.Modul
     """Refuse kinds of trained parameters that the strategy's backend cannot take."""
     for kind, name in _kinds(module):
         if kind in capabilities.lacks:
-            way_out = "build the layer with sparse=False" if kind == SPARSE else "keep real and imaginary parts apart"
             raise ModelError(
-                f"strategy {config.strategy!r} takes no {kind}, as the model's {name!r} has: {way_out}, or take "
+                f"strategy {config.strategy!r} takes no {kind}, as the model's {name!r} has: {WAYS_OUT[kind]}, or take "
                 "another strategy, such as --strategy single"
             )
 
 
 def _kinds(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the kind and name of each trained parameter that is not dense and real."""
+    """Yield the kind and name of each trained parameter that is not dense and real, or has no elements."""
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
             yield SPARSE, f"{path}.weight".lstrip(".")
     for name, parameter in module.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:
             yield COMPLEX, name
+        if not parameter.numel() and parameter.requires_grad:
+            yield EMPTY, name

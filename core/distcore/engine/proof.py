@@ -39,7 +39,7 @@ from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Progress, Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.outputs import Collected
+from distcore.plugin.task.outputs import Collected, gather_leaders
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.task import Datasets, Task
 from distcore.plugin.task.task_evaluation import Evaluate
@@ -107,7 +107,10 @@ class Difference:
     update: float = 0.0
     """Of all trained weights together: L2 of the difference over L2 of their change."""
     buffer: float = 0.0
-    """Largest difference of a buffer over its change; infinite if a buffer of integers differs at all."""
+    """Largest difference of a buffer, or of a frozen weight that forward moves, over its change.
+
+    It is infinite if a buffer of integers differs at all.
+    """
     names: dict[str, str] = field(default_factory=dict)
     """The tensor that differs most, for ``update`` and ``buffer``."""
 
@@ -142,6 +145,7 @@ class Proof:
         self._evaluated_rows = np.empty(0, dtype=np.int64)
         self._steps = STEPS
         self._changers = hooks.changers
+        self._evaluation_writes: set[str] = set()
         self.facts: dict[str, Any] = {"steps": 0, "why": self._why_not if self._wanted else "not asked for"}
         """The entry ``proof`` of the report."""
 
@@ -212,6 +216,8 @@ class Proof:
         try:
             yield
         finally:
+            if "seconds" in self.facts:  # the steps were repeated
+                self.facts["bytes"] = max(0, peak_memory(device) - peak)
             reset_peak(device, peak)
             run.tally.enter(then)
 
@@ -264,12 +270,15 @@ class Proof:
             return
         self._evaluated_rows = first_micro_batch(run, hooks, dataset).indices
         [seen] = forward_all(run, hooks, dataset, self._bound.evaluation.of_run(run), sanity=True)
+        if run.capabilities.ranks_per_shard > 1:
+            seen = gather_leaders(run, hooks, seen, self._evaluated_rows)
         check = partial(self._check_outputs, run, seen) if run.world.is_main else None
         on_all_ranks(run, hooks, "proof", check)
         if self._plain is not None:
             self._plain.to(torch.device("cpu"))  # the steps before the next comparison need the device's memory
 
     def _check_outputs(self, run: Run, seen: Collected) -> None:
+        assert self._plain is not None
         rows = self._evaluated_rows
         try:
             with untouched_generators(), torch.no_grad():
@@ -280,7 +289,8 @@ class Proof:
         except Exception as error:  # any class: code of the task that runs in a way it was not written for
             log.warning("proof: evaluated rows are not compared: one plain process fails: %s", _told(error))
             return
-        bound = BOUNDS[run.config.precision if run.config.eval_precision == "same" else run.config.eval_precision]
+        precision = run.config.precision if run.config.eval_precision == "same" else run.config.eval_precision
+        bound = bounds_of(precision, self._plain.model)
         worst, name = 0.0, ""
         for key, value in expected.items():
             apart = _apart(_values(seen.outputs[key]), _values(value)) if key in seen.outputs else math.inf
@@ -317,7 +327,8 @@ class Proof:
             if plain.frozen:
                 batch = plain.task.consult(plain.frozen, batch)
             outputs, _ = evaluate(batch, len(rows))
-        plain.reset()  # whatever an evaluation may have written
+        self._evaluation_writes |= set(plain.changed())
+        plain.reset()
         floats = {name: value for name, value in outputs.items() if _values(value).is_floating_point()}
         return floats, drawn.count > 0 or before != other_generators()
 
@@ -341,11 +352,13 @@ class Proof:
         """Compare, and find the reason of a difference: a warning if the job itself has none, else TaskError."""
         assert self._plain is not None
         plain, began = self._plain, time.perf_counter()
-        bounds = BOUNDS[run.config.precision]
+        bounds = bounds_of(run.config.precision, plain.model)
         try:
             got = checkpoint.read_tensors(weights, ("model",))
             expected = replay(plain, run, self._steps)
             distance = difference(self._losses, self._norms, got, expected, plain)
+            if distance.beyond(bounds):
+                distance = self._cut_alike(run, got, bounds) or distance
             what = distance.beyond(bounds)
             reason = self._reason(run, expected, bounds, distance) if what else ""
         except DistcoreError:
@@ -367,6 +380,22 @@ class Proof:
             known = str(expected.habits)
             raise TaskError(self._message(run, what, getattr(distance, what), getattr(bounds, what), name, known))
 
+    def _cut_alike(self, run: Run, got: Mapping[str, Tensor], bounds: Bounds) -> Difference | None:
+        """Return how far the run is from one plain process with its micro-batches, if such a cut only rounds.
+
+        In half precision a row rounds otherwise beside longer rows. That the cut does nothing else shows in fp32. None
+        if the run differs from this process, too.
+        """
+        assert self._plain is not None
+        plain = self._plain
+        if run.config.precision == "fp32" or plain.task.losses.whole_batch:
+            return None
+        distance = difference(self._losses, self._norms, got, replay(plain, run, self._steps, "micro-batches"), plain)
+        if distance.beyond(bounds):
+            return None
+        whole, cut = (replay(plain, run, self._steps, each, "fp32") for each in ("whole", "micro-batches"))
+        return None if between(cut, whole, plain).beyond(BOUNDS["fp32"]) else distance
+
     def _give_up(self, why: str) -> None:
         self.facts = {"steps": 0, "why": why}
         log.warning("proof: the first steps are not proved: %s", why)
@@ -379,23 +408,28 @@ class Proof:
             return f"{self._changers[0]}, and one plain process has no extensions"
         if not all(map(math.isfinite, expected.losses)):
             return "the loss of one plain process is not a finite number"
-        plain.reset()
         again = replay(plain, run, self._steps)
         what = between(again, expected, plain).beyond(bounds)
         if what:
             return f"one plain process does not repeat itself: its {what} is another the second time"
+        if distance.beyond(bounds) == "buffer" and (name := distance.names["buffer"]) in self._evaluation_writes:
+            return (
+                f"an evaluation changes {_kind(plain, name)} {name!r}, so results follow from how often a run "
+                "evaluates: change it in training alone (self.training)"
+            )
         if expected.draws and (run.world.shards > 1 or run.accumulation > 1):
             return (
                 f"{expected.draws} draws random numbers outside of dropout by row, so results follow from ranks and "
                 "micro-batches; distcore.row_random in at(epoch) of the dataset draws by row"
             )
+        if distance.beyond(bounds) == "buffer":  # such as a queue, whose order is more than rounding
+            return self._mixes_rows(run, expected, bounds) or self._only_rounds(run, expected, bounds, distance)
         return self._only_rounds(run, expected, bounds, distance) or self._mixes_rows(run, expected, bounds)
 
     def _only_rounds(self, run: Run, expected: Replayed, bounds: Bounds, distance: Difference) -> str:
         """Return the sentence about a job in which rounding alone moves a figure about as far as the run moved it."""
         assert self._plain is not None
-        self._plain.reset()
-        backwards = between(replay(self._plain, run, self._steps, backwards=True), expected, self._plain)
+        backwards = between(replay(self._plain, run, self._steps, "backwards"), expected, self._plain)
         what = distance.beyond(bounds)
         moved = getattr(backwards, what)
         if not getattr(distance, what) <= ROUNDING * moved < math.inf:
@@ -411,8 +445,7 @@ class Proof:
         plain = self._plain
         if plain.task.losses.whole_batch or (run.world.shards == 1 and run.accumulation == 1):
             return ""
-        plain.reset()
-        halved = between(replay(plain, run, self._steps, parts=2), expected, plain)
+        halved = between(replay(plain, run, self._steps, "halves"), expected, plain)
         what = halved.beyond(bounds)
         if not what:
             return ""
@@ -425,8 +458,8 @@ class Proof:
             )
         if what == "buffer":
             return (
-                f"one plain process depends on how it cuts a batch: forward updates the buffer "
-                f"{halved.names['buffer']!r}, once in each micro-batch"
+                f"one plain process depends on how it cuts a batch: forward updates "
+                f"{_kind(plain, name := halved.names['buffer'])} {name!r}, once in each micro-batch"
             )
         return (
             f"one plain process depends on how it cuts a batch (in two, its {what} moves by "
@@ -439,10 +472,8 @@ class Proof:
         assert self._plain is not None
         plain = self._plain
         with without_gradient_hooks(plain.model):
-            plain.reset()
             whole = replay(plain, run, self._steps)
-            plain.reset()
-            return not between(replay(plain, run, self._steps, parts=2), whole, plain).beyond(bounds)
+            return not between(replay(plain, run, self._steps, "halves"), whole, plain).beyond(bounds)
 
     def _message(self, run: Run, what: str, error: float, bound: float, name: str, seen: str = "") -> str:
         """Return the line that ends a run which differs. ``seen``: what the job does that can be the cause."""
@@ -450,7 +481,7 @@ class Proof:
             "loss": "the loss",
             "norm": "the gradient's norm",
             "update": f"the change of the weights, most in {name!r},",
-            "buffer": f"the buffer {name!r}",
+            "buffer": f"{_kind(self._plain, name)} {name!r}",
             "outputs": f"the output {name!r} of the first evaluated rows",
         }[what]
         when = "before step 1" if what == "outputs" else f"after step {self._steps}"
@@ -481,6 +512,12 @@ def why_not(config: RunConfig, task: BoundTask, capabilities: Capabilities) -> s
     return ""
 
 
+def bounds_of(precision: str, model: nn.Module) -> Bounds:
+    """Return the bounds of a run: those of half precision, too, if some of the model's own weights have it."""
+    halved = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
+    return BOUNDS["bf16" if halved else precision]
+
+
 def difference(
     losses: list[float], norms: list[float], state: Mapping[str, Tensor], expected: Replayed, plain: PlainCopy
 ) -> Difference:
@@ -494,11 +531,12 @@ def difference(
         held = state.get(f"model/{name}")
         if held is None:  # no checkpoint has it: a frozen base, or a buffer that is not persistent
             continue
-        if name not in parameters:
-            buffers[name] = _apart_of_buffer(held, value, plain.start[name])
+        before = plain.start.get(name, value)  # a forward pass may make a buffer
+        if name not in parameters or (name not in trained and not torch.equal(value, before)):
+            buffers[name] = _apart_of_buffer(held, value, before)
         elif name in trained:
             apart_of[name] = _norm(_wide(held) - _wide(value))
-            moved_of[name] = _norm(_wide(value) - _wide(plain.start[name]))
+            moved_of[name] = _norm(_wide(value) - _wide(before))
     apart, moved = math.hypot(*apart_of.values()), math.hypot(*moved_of.values())
     worst_buffer = max(buffers, key=lambda name: _rank(buffers[name]), default="")
     worst_weight = max(apart_of, key=lambda name: _rank(apart_of[name]), default="")
@@ -560,6 +598,12 @@ def _apart(mine: Tensor, other: Tensor) -> float:
     finite = other.abs()[other.isfinite()]
     scale = float(finite.max()) if finite.numel() else 1.0
     return float(apart.max()) / (scale or 1.0)
+
+
+def _kind(plain: PlainCopy | None, name: str) -> str:
+    """Return the words for a tensor that no optimizer steps."""
+    frozen = plain is not None and name in dict(plain.model.named_parameters())
+    return "the frozen weight" if frozen else "the buffer"
 
 
 def _values(output: object) -> Tensor:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,10 +38,16 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import counts_of, padded_rows
 from distcore.plugin.task.frozen import INITIAL
 from distcore.plugin.task.losses import Loss, SumOfRows, split_terms
-from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.phases import parameters_by_phase
+from distcore.plugin.task.per_epoch import in_epoch
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
 from distcore.resolve.complete import computed_plainly
+
+Cut = Literal["whole", "halves", "backwards", "micro-batches"]
+"""How the rows of a step pass through the model: as one batch, in two, as one in the opposite order, or as in the run.
+
+Another order changes a result by rounding alone. What mixes rows has another result in two parts.
+"""
 
 
 @dataclass
@@ -157,7 +163,14 @@ class PlainCopy:
         """Give the model the values that it had before the first step."""
         with torch.no_grad():
             for name, tensor in _tensors_of(self.model):
-                tensor.copy_(self.start[name])
+                if name in self.start:  # else a forward pass has made it, such as a mask
+                    tensor.copy_(self.start[name])
+
+    def changed(self) -> Iterator[str]:
+        """Yield the name of each parameter and buffer that is not as before the first step."""
+        for name, tensor in _tensors_of(self.model):
+            if name in self.start and not torch.equal(tensor.detach().cpu(), self.start[name]):
+                yield name
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
@@ -176,16 +189,15 @@ class PlainCopy:
             model.to(device)
 
 
-def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1, backwards: bool = False) -> Replayed:
-    """Train the copy for the first ``steps`` optimizer steps, each as one batch on this device.
+def replay(plain: PlainCopy, run: Run, steps: int, cut: Cut = "whole", precision: str | None = None) -> Replayed:
+    """Train the copy, as it was before the first step, for ``steps`` optimizer steps on this device.
 
-    With ``parts`` above 1 the rows of a step pass through the model in so many groups, whose gradients add up: what
-    mixes rows then has another result. With ``backwards`` they come in the opposite order, which changes a result by
-    rounding alone. Leaves all generators as they were.
+    ``precision`` replaces the run's. Leaves all generators as they were.
     """
+    plain.reset()
     plain.to(run.world.device)
     plain.model.train()
-    replayer = _Replayer(plain, run, parts, backwards)
+    replayer = _Replayer(plain, run, cut, precision or run.config.precision)
     with untouched_generators(), use_row_masks(run) as masks:
         if masks:
             masks.is_new = False  # the run's own first pass has told
@@ -202,25 +214,25 @@ def replay(plain: PlainCopy, run: Run, steps: int, parts: int = 1, backwards: bo
 class _Replayer:
     """The state of one replay: its optimizer, schedule and datasets."""
 
-    def __init__(self, plain: PlainCopy, run: Run, parts: int, backwards: bool) -> None:
-        self._plain, self._run, self._parts, self._backwards = plain, run, parts, backwards
+    def __init__(self, plain: PlainCopy, run: Run, cut: Cut, precision: str) -> None:
+        self._plain, self._run, self._cut, self._dtype = plain, run, cut, DTYPES.get(precision)
         config, task, model = plain.config, plain.task, plain.model
         self._optimizer = optimizer_factory(config, task.losses.phases)(model)
         self._schedule = scheduler_for(config, self._optimizer, run.total_steps, run.steps_per_epoch)
         self._trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._by_phase = parameters_by_phase(task.losses.phases, self._trained)
-        self._losses = (
-            task.losses.of_phases(_not_logged) if self._by_phase else {"": task.losses.that_logs(_not_logged)}
-        )
+        self._rows_of = training_plan(config, plain.data.train)
+        self._losses = {"": task.losses.that_logs(_not_logged)}
+        if self._by_phase:
+            self._losses = task.losses.of_phases(_not_logged)
         self.draws = ""
         self.habits = Habits(hooked=min(hooked_parameters(model), default=""))
 
     def coming(self, steps: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield number, epoch and rows of each step."""
-        plan = training_plan(self._plain.config, self._plain.data.train)
-        for number, (epoch, rows) in enumerate(islice(global_batches(plan), steps)):
+        for number, (epoch, rows) in enumerate(islice(global_batches(self._rows_of), steps)):
             in_order = np.sort(rows) if self._plain.task.losses.whole_batch else rows
-            yield number, epoch, in_order[::-1].copy() if self._backwards else in_order
+            yield number, epoch, in_order[::-1].copy() if self._cut == "backwards" else in_order
 
     def step(self, number: int, epoch: int, rows: np.ndarray, masks: RowMasks | None) -> tuple[float, float]:
         """Make one optimizer step; return its mean loss and the norm of its gradient."""
@@ -230,7 +242,7 @@ class _Replayer:
             self._train_only(self._by_phase[phase] if phase else self._trained)
             self._optimizer.zero_grad()
             seed_step(self._run, number, masks)  # the main rank has the first data shard
-            for part in np.array_split(rows, min(self._parts, len(rows))):
+            for part in self._parts(number, epoch, rows):
                 total += self._backward(dataset, part, rows, loss, masks)
             self._train_only(self._trained)
             trained = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -239,6 +251,14 @@ class _Replayer:
         if self._schedule is not None:
             self._schedule.step()
         return total, squares**0.5
+
+    def _parts(self, number: int, epoch: int, rows: np.ndarray) -> list[np.ndarray]:
+        """Return the rows of each pass of a step."""
+        if self._cut == "micro-batches":
+            step, shards = number % self._rows_of.steps, self._run.world.shards
+            split = [self._rows_of.split(epoch, step, shard, shards) for shard in range(shards)]
+            return [micro.indices for micros in split for micro in micros if not micro.is_padding]
+        return np.array_split(rows, min(2 if self._cut == "halves" else 1, len(rows)))
 
     def _backward(
         self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, loss: Loss, masks: RowMasks | None
@@ -263,7 +283,9 @@ class _Replayer:
     def _share(self, dataset: Dataset, part: np.ndarray, rows: np.ndarray, batch: Batch, loss: Loss) -> Tensor:
         task, model = self._plain.task, self._plain.model
         if task.losses.whole_batch:
-            return task.losses.batch_loss(task.losses.embed(model, batch), torch.as_tensor(part))
+            embeddings = task.losses.embed(model, batch)
+            with torch.autocast(self._run.world.device.type, enabled=False):  # as a run computes it
+                return task.losses.batch_loss(embeddings, torch.as_tensor(part))
         losses = loss(model, batch, len(part)) if isinstance(loss, SumOfRows) else loss(model, batch)
         total, further = split_terms(losses)
         share = _mean(total, dataset.items, rows)
@@ -273,8 +295,7 @@ class _Replayer:
 
     def _autocast(self) -> AbstractContextManager[object]:
         # A block of its own for each pass: autocast keeps its copies of the weights until the outermost one ends.
-        dtype = DTYPES.get(self._plain.config.precision)
-        return torch.autocast(self._run.world.device.type, dtype=dtype, enabled=dtype is not None)
+        return torch.autocast(self._run.world.device.type, dtype=self._dtype, enabled=self._dtype is not None)
 
     def _train_only(self, names: set[str] | frozenset[str]) -> None:
         for name, parameter in self._plain.model.named_parameters():

@@ -14,6 +14,7 @@ from distcore.engine.fit import fit
 from distcore.engine.inner_gradients import refuse_inner_gradients
 from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import explain_mixed_devices
+from distcore.engine.module_checks import refuse_grown, trained_names
 from distcore.engine.proof import Proof
 from distcore.engine.training import Training
 from distcore.errors import StoppedError, refuse_endings
@@ -65,7 +66,9 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
         hooks.on_run_start(run, training.progress, task, data)
         if world.is_main:
             log.debug("%s", description(run.config, data))
+        trained = trained_names(run.module)
         sanity_check(run, hooks, task, data)
+        refuse_grown(run.module, trained)
         proof.start(run, hooks, data, training.progress)
         meter = Meter(training.progress, run.tally.unlogged)
         last = fit(training, meter, proof)

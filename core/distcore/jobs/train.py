@@ -221,12 +221,17 @@ def _train_here(resolved: Resolved) -> Report:
 
 
 def preload(resolved: Resolved, data: Datasets) -> None:
-    """Import the code of model and optimizer once, in this process: ranks, restarted ones too, are forked from it."""
+    """Import the code of model and optimizer once, in this process: ranks, restarted ones too, are forked from it.
+
+    Raises TaskError for a model that would end these ranks before their first step.
+    """
+    from distcore.engine.causality import check_causal_kind
     from distcore.model.model_source import model_source
 
     with contextlib.suppress(MetaModelError):  # the ranks then import for themselves what is left
         model_source(resolved.config, resolved.task, data).meta_model()
     import_module("torch._dynamo")  # torch imports it with the first step of an optimizer
+    check_causal_kind(resolved.task)
 
 
 def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
@@ -265,16 +270,19 @@ def _show_plan(resolved: Resolved) -> None:
 
 
 def check_built(resolved: Resolved, data: Datasets) -> None:
-    """Raise ModelError or TaskError for a model that could not be trained or saved, if it can be built without values.
+    """Raise ModelError or TaskError for a model that could not be trained or saved.
 
-    A run finds that when it builds the model.
+    Such a model is found if it can be built without values, or, for a causal task, in a small form. A run finds it
+    when it builds the model.
     """
+    from distcore.engine.causality import check_causal_kind
     from distcore.engine.module_checks import check_module
     from distcore.model.model_source import model_source
 
     with contextlib.suppress(MetaModelError):
         meta_model = model_source(resolved.config, resolved.task, data).meta_model()
         check_module(resolved.config, resolved.capabilities, meta_model)
+    check_causal_kind(resolved.task)
 
 
 def check(resolved: Resolved) -> Datasets:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 _HELD = "_distcore_held"
 """Attribute of a layer with its buffers, while a recomputation has copies in their place."""
@@ -21,6 +23,16 @@ def tracking_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, layer in module.named_modules():
         if isinstance(layer, _NormBase) and layer.track_running_stats:
             yield path, layer
+
+
+def iterating_layers(module: nn.Module) -> Iterator[str]:
+    """Yield the path of each layer with torch's spectral norm, of either kind: a training pass is a power iteration."""
+    for path, layer in module.named_modules():
+        # Of a weight with one dimension the norm is exact, and there is no number of iterations.
+        if isinstance(layer, _SpectralNorm) and hasattr(layer, "n_power_iterations"):
+            yield path.partition(".parametrizations")[0]
+        if any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values()):
+            yield path
 
 
 def count_each_batch_once(module: nn.Module) -> None:

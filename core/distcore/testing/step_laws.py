@@ -1,4 +1,4 @@
-"""The laws for tasks that make their own steps, or keep a state: they are measured in short runs of one process."""
+"""The laws for tasks that are measured in short runs of one process: steps of their own, states, and resumes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from itertools import count, islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from distcore import checkpoint
-from distcore.config import with_changes
+from distcore.config import RunConfig, with_changes
 from distcore.engine.training import Training
 from distcore.plugin.strategy.contract import Progress, World
+from distcore.plugin.strategy.extra_state import extra_state, tensors_of_state
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve import tasks
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.findings import EXACT, FP32, Measured, needs
+from distcore.testing.kept_aside import kept_aside, lost_names
 from distcore.testing.reference import largest_difference
 from distcore.testing.register import task_law
 from distcore.testing.task_lab import FirstRows, TaskLab, change_random_state, disable_dropout
 
 ROWS, STEPS, CUT = 6, 6, 3
 """Rows of a global batch, steps of a run, and the step at which a run is cut."""
+ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+"""The world of a run of one process."""
 _numbers = count()
 
 
@@ -58,9 +63,78 @@ def own_steps_repeat(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=EXACT, note=f"worst tensor {where}")
 
 
+@task_law("resume")
+def steps_continue(lab: TaskLab) -> Measured:
+    """Steps after a resume equal those of an uninterrupted run bit for bit: nothing that they need is kept aside."""
+    whole, resumed = _begin(lab), _begin(lab)
+    _take_steps(whole, CUT)
+    folder = lab.folder / f"cut-{next(_numbers)}"
+    path = checkpoint.save(whole.run, whole.hooks, whole.progress, folder, {"best": None})
+    states, kept = whole.hooks.states(), _kept_aside(whole)
+    resumed.progress, _ = checkpoint.load(resumed.run, resumed.hooks, path)
+    resumed.hooks.load_states(json.loads(json.dumps(states)))
+    lost = lost_names(kept, _kept_aside(resumed))
+    expected = _take_steps(whole, STEPS - CUT)
+    losses = _take_steps(resumed, STEPS - CUT)
+    worst, where = largest_difference(_saved_state(resumed), _saved_state(whole))
+    ahead = next((number for number, pair in enumerate(zip(losses, expected, strict=True), 1) if pair[0] != pair[1]), 0)
+    if not worst and not ahead:
+        return Measured(error=0.0, bound=EXACT, note=f"worst tensor {where}")
+    begins = f"the loss of step {ahead} after it differs" if ahead else f"{where} differs"
+    named = f"a checkpoint lacks {', '.join(lost[:3])}" if lost else "no attribute of model, task or rows shows why"
+    remedy = "keep it in a persistent buffer, in get_extra_state, or in the task's state()"
+    return Measured(error=worst or float("inf"), bound=EXACT, note=f"{begins}; {named}; {remedy}")
+
+
+def _begin(lab: TaskLab) -> Training:
+    """Build a training of a new task object, with rows that it has prepared itself, as in a new process."""
+    config, task = _config(lab), tasks.of(lab.config)
+    data = task.prepare(config)
+    hooks = Hooks("single", SingleStrategy(), task.listener())
+    return Training.build(config, hooks, ALONE, task, data)
+
+
+def _saved_state(training: Training) -> dict[str, Tensor]:
+    """Return parameters, persistent buffers and extra state by name: what a checkpoint has of the model."""
+    module = training.run.module
+    return {**tensors_of_state(module), **extra_state(module)}
+
+
+def _kept_aside(training: Training) -> dict[str, object]:
+    """Return what no checkpoint has."""
+    return kept_aside(training.run.module, task=training.task.task, rows=training.data.train)
+
+
+def _take_steps(training: Training, number: int) -> list[float]:
+    """Train for ``number`` steps; return the loss of each."""
+    return [float(step.loss) for step in islice(training.steps(), number)]
+
+
 def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = False) -> tuple[checkpoint.Tensors, str]:
     heard = lab.task.listener().values()
     needs(lab.task.has(method) or any(hasattr(each, method) for each in heard), f"the task has no {method}()")
+    config = _config(lab, micro_batch_size)
+    data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
+    progress, path, states = Progress(), lab.folder, "{}"
+    for end in (CUT, STEPS) if cut else (STEPS,):
+        task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
+        hooks = Hooks("single", SingleStrategy(), task.listener())
+        training = Training.build(config, hooks, ALONE, task, data)
+        run = training.run
+        disable_dropout(run.module)
+        if progress.step:
+            progress, _ = checkpoint.load(run, hooks, path)
+        training.progress = progress
+        hooks.load_states(json.loads(states))
+        for step in islice(training.steps(), end - progress.step):
+            progress = step.progress
+        path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
+        states = json.dumps(hooks.states())
+    return checkpoint.read_tensors(path), states
+
+
+def _config(lab: TaskLab, micro_batch_size: int = 2) -> RunConfig:
+    """Return the config of a run of a few steps, each of ``ROWS`` rows."""
     changes: dict[str, Any] = {
         "global_batch_size": ROWS,
         "micro_batch_size": micro_batch_size,
@@ -71,21 +145,4 @@ def _train(lab: TaskLab, method: str, micro_batch_size: int = 2, cut: bool = Fal
     }
     if "eps" in lab.config.optimizer.options:
         changes["optimizer.eps"] = 1e-2  # with a small one the first steps hardly depend on the gradient's scale
-    config = with_changes(lab.config, changes)
-    data = replace(lab.data, train=FirstRows(lab.data.train, 3 * ROWS + 1))
-    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    progress, path, states = Progress(), lab.folder, "{}"
-    for end in (CUT, STEPS) if cut else (STEPS,):
-        task = tasks.of(lab.config)  # a new one, so that what it keeps on itself is lost
-        hooks = Hooks("single", SingleStrategy(), task.listener())
-        training = Training.build(config, hooks, world, task, data)
-        run = training.run
-        disable_dropout(run.module)
-        if progress.step:
-            training.progress, _ = checkpoint.load(run, hooks, path)
-        hooks.load_states(json.loads(states))
-        for step in islice(training.steps(), end - progress.step):
-            progress = step.progress
-        path = checkpoint.save(run, hooks, progress, lab.folder / f"own-{next(_numbers)}", {"best": None})
-        states = json.dumps(hooks.states())
-    return checkpoint.read_tensors(path), states
+    return with_changes(lab.config, changes)

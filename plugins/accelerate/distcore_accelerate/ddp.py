@@ -29,6 +29,9 @@ from distcore_ddp import (
     check_gradients_averaged,
     has_state_in_buffers,
     rebuild_gradient_buckets,
+    send_no_gradients,
+    sends_gradients,
+    spare_unsendable_buffers,
     sum_hook,
 )
 
@@ -83,6 +86,7 @@ class Replicated(Backend):
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
         """Wrap the model in DDP. The optimizer stays plain, because the core does the work of Accelerate's wrapper."""
+        spare_unsendable_buffers(model)
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
             if run.world.size == 1:  # on an accelerator Accelerate leaves the model of a single rank as it is
@@ -92,12 +96,13 @@ class Replicated(Backend):
         prepared.register_comm_hook(None, sum_hook())
         if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
             rebuild_gradient_buckets(prepared, prepared.module)
+        send_no_gradients(prepared)
         return PreparedModel(model=prepared, optimizer=make_optimizer(model), state=prepared)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Return DDP's ``no_sync`` for every micro-batch but the last."""
+        """Have DDP send gradients in the last micro-batch alone."""
         wrapped: DistributedDataParallel | None = run.strategy_state
-        return _NOTHING if last or wrapped is None else wrapped.no_sync()
+        return sends_gradients(wrapped) if last and wrapped is not None else _NOTHING
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step. Raises StrategyError, one line, for a parameter without a gradient if none was expected."""

@@ -135,7 +135,7 @@ class Sharded(Backend):
             ema=True,
             compiles=frozenset({"regions"}),
             forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
-            lacks=frozenset({"sparse gradients"}),
+            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
             inner_gradients="first",
             owns=frozenset({"precision"}),
             limits=("fsdp2 needs GPUs: on a CPU Accelerate falls back to DDP",),

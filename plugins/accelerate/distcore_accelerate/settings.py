@@ -52,6 +52,8 @@ UNSUPPORTED = {
     "enable_cpu_affinity": "use --bind-cores",
 }
 """Keys that would change the run but are not supported, with the remedy."""
+DECIDING = {"dynamo_config": "dynamo_backend", "parallelism_config": "_size"}
+"""How the keys of a section end that ask for something; the others only say how."""
 
 ASKED_BY_LAUNCHER = {
     "ACCELERATE_DYNAMO_BACKEND": "dynamo_backend",
@@ -192,7 +194,7 @@ def _settings_of(tree: Tree, source: str) -> Settings:
 
 def _check_keys(tree: Tree, source: str) -> None:
     for key, value in tree.items():
-        if key in UNSUPPORTED and _asks(value):
+        if key in UNSUPPORTED and _asks(value, key):
             raise ConfigError(f"{source}: {key} is not supported: {UNSUPPORTED[key]}; take it out")
         known = READ | LAUNCHING | OF_LAUNCHER.keys()
         if key not in known | UNSUPPORTED.keys():
@@ -201,10 +203,11 @@ def _check_keys(tree: Tree, source: str) -> None:
         raise ConfigError(f"{source}: compute_environment = {tree['compute_environment']!r}: only LOCAL_MACHINE is")
 
 
-def _asks(value: Any) -> bool:
+def _asks(value: Any, key: str = "") -> bool:
     """Return False for an empty section, or one whose values are all off; in a section a 1 is the size of a group."""
     if isinstance(value, Mapping):
-        return any(_asks(each) and str(each) != "1" for each in value.values())
+        deciding = [each for name, each in value.items() if str(name).endswith(DECIDING.get(key, ""))]
+        return any(_asks(each) and str(each) != "1" for each in deciding)
     return str(value).lower() not in ("no", "none", "false", "")
 
 
@@ -244,7 +247,11 @@ def _address(tree: Tree) -> str:
 
 
 def _on(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").lower() in ("1", "true", "yes")
+    """Return the truth that a variable says. Raises ConfigError for other words, such as one in typographic quotes."""
+    word = environ.get(name, "").lower()
+    if word not in ("1", "true", "yes", "on", "y", "t", "0", "false", "no", "off", "n", "f", ""):
+        raise ConfigError(f"{name} = {environ[name]!r}: expected true or false")
+    return word in ("1", "true", "yes", "on", "y", "t")
 
 
 def _section(environ: Mapping[str, str], prefix: str, *only: str) -> Iterator[tuple[str, Any]]:

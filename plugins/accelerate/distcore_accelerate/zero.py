@@ -69,8 +69,8 @@ class ZeRO(Backend):
             other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,
             hides_gradients=self.user.stage > 0,
-            inner_gradients="none" if self.user.stage == 3 else "first",
-            lacks=frozenset({"sparse gradients", "complex parameters"}),
+            inner_gradients="none",  # the engine takes any backward pass for that of the loss
+            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
             why_not_phases=UNUSED,
             ema=self.user.keeps_masters,
             compiles=self.user.compiles,

@@ -116,6 +116,26 @@ def test_what_accelerate_launch_was_told_is_read_from_its_environment() -> None:
     assert (settings.backend, settings.precision) == ("deepspeed", "bf16")
 
 
+def test_sections_that_ask_for_nothing_are_taken(tmp_path: Path) -> None:
+    sizes = {f"parallelism_config_{name}_size": 1 for name in ("dp_replicate", "dp_shard", "tp", "cp")}
+    sections: dict[str, Any] = {
+        "dynamo_config": {"dynamo_backend": "NO", "dynamo_mode": "default", "dynamo_use_dynamic": False},
+        "parallelism_config": sizes | {"parallelism_config_cp_comm_strategy": "allgather"},
+        "megatron_lm_config": {},
+    }
+    assert resolved({"config_file": write_config(tmp_path, **sections)}).nproc == 2
+    asks = {"parallelism_config": sizes | {"parallelism_config_tp_size": 2}}
+    with pytest.raises(ConfigError, match="parallelism_config is not supported"):
+        resolved({"config_file": write_config(tmp_path, **asks)})
+
+
+def test_a_variable_that_says_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ACCELERATE_USE_FSDP = '“true”': expected true or false"):
+        read_launcher({"ACCELERATE_USE_FSDP": "“true”"})
+    assert read_launcher({"ACCELERATE_USE_DEEPSPEED": "on"})["distributed_type"] == "DEEPSPEED"
+    assert read_launcher({"ACCELERATE_USE_DEEPSPEED": "False"}) == {}
+
+
 def test_the_launchers_default_precision_asks_for_nothing() -> None:
     assert read_settings(AccelerateStrategy(), {"ACCELERATE_MIXED_PRECISION": "no"}).precision is None
 

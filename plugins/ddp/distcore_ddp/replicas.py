@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from distcore import StrategyError
+
+SENDABLE = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+        torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool,
+    }
+)  # fmt: skip
+"""Dtypes that each backend of torch can broadcast."""
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
@@ -17,6 +28,17 @@ def has_state_in_buffers(model: nn.Module) -> bool:
     a collective.
     """
     return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
+
+
+def spare_unsendable_buffers(model: nn.Module) -> None:
+    """Keep DDP, which will wrap ``model``, from sending buffers of dtypes that not every backend of torch sends.
+
+    Gloo refuses them, such as float8 and int16, before the first step. Ranks build them alike; those that forward
+    updates reach the other ranks with each evaluation and checkpoint, where the core sends bytes.
+    """
+    odd = [name for name, buffer in model.named_buffers() if buffer.dtype not in SENDABLE]
+    spare: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    spare(model, odd)
 
 
 def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
@@ -47,6 +69,25 @@ def _real_sum(parameter: nn.Parameter, sparse: bool) -> torch.Tensor:
         first = torch.zeros(1, dtype=torch.long, device=parameter.device)
         return nn.functional.embedding(first, parameter, sparse=True).sum()
     return (torch.view_as_real(parameter) if parameter.is_complex() else parameter).sum()
+
+
+def send_no_gradients(wrapped: Any) -> None:
+    """Have no pass through ``wrapped``, a model in torch's data-parallel wrapper, send gradients.
+
+    By default each pass with gradients does. One of an evaluation, whose metric takes gradients itself, would stay in
+    wait for a backward pass: the first micro-batch of the next step would then be sent at once, and again in the last.
+    """
+    wrapped.require_backward_grad_sync = False
+
+
+@contextmanager
+def sends_gradients(wrapped: Any) -> Iterator[None]:
+    """Have the backward pass of the ``with`` block, which holds its forward pass, too, send gradients."""
+    wrapped.require_backward_grad_sync = True
+    try:
+        yield
+    finally:
+        send_no_gradients(wrapped)
 
 
 def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:

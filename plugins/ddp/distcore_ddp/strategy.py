@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,7 +28,14 @@ from distcore import (
     hookimpl,
     join_process_group,
 )
-from distcore_ddp.replicas import check_gradients_averaged, has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp.replicas import (
+    check_gradients_averaged,
+    has_state_in_buffers,
+    rebuild_gradient_buckets,
+    send_no_gradients,
+    sends_gradients,
+    spare_unsendable_buffers,
+)
 from distcore_ddp.sums import DTYPES, Sending, sum_hook
 from distcore_ddp.traced_buckets import TracedBuckets
 
@@ -82,6 +90,7 @@ class DDPStrategy:
             phases=self.find_unused,
             why_not_phases=NEEDS_FIND_UNUSED,
             own_steps=not self.static_graph,
+            inner_gradients="none" if self.static_graph else "all",
             ema=True,
             saves_alone=True,
             # torch adds no sparse tensors of fp16.
@@ -136,6 +145,7 @@ class DDPStrategy:
         # An evaluation needs no gradients. DDP's forward may communicate, so ranks would need equally many batches.
         if make_optimizer is None:
             return PreparedModel(model=model, optimizer=None)
+        spare_unsendable_buffers(model)
         wrapped = DistributedDataParallel(
             model,
             device_ids=[run.world.device] if run.world.device.type != "cpu" else None,
@@ -151,6 +161,7 @@ class DDPStrategy:
         # find_unused torch never regroups.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
+        send_no_gradients(wrapped)
         return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped, sending))
 
     @hookimpl
@@ -160,9 +171,8 @@ class DDPStrategy:
         is_recorded = self.static_graph and not state.has_run
         state.has_run = True
         if last:
-            return _NO_CONTEXT
-        # Sums of this micro-batch would be summed once more with the others at the end of the step.
-        return state.sending.paused() if is_recorded else state.wrapped.no_sync()
+            return sends_gradients(state.wrapped)
+        return _recorded(state) if is_recorded else _NO_CONTEXT
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
@@ -170,3 +180,10 @@ class DDPStrategy:
         if not (self.static_graph or self.find_unused):
             check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)
+
+
+@contextmanager
+def _recorded(state: DDPState) -> Iterator[None]:
+    """Have DDP see a micro-batch whose sums would be summed once more with the others at the end of the step."""
+    with sends_gradients(state.wrapped), state.sending.paused():
+        yield

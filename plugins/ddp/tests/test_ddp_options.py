@@ -40,6 +40,7 @@ def test_it_declares_what_it_can() -> None:
         declared, phases=True, collectives_per_step=3, exempt={}
     )
     assert not DDPStrategy(static_graph=True).capabilities.own_steps
+    assert DDPStrategy(static_graph=True).capabilities.inner_gradients == "none"
     in_half = dict.fromkeys(INEXACT, "gradients are sent in fp16")
     assert DDPStrategy(compression="fp16", find_unused=True).capabilities.exempt == in_half
 

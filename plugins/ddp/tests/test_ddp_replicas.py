@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from distcore_ddp import has_state_in_buffers, rebuild_gradient_buckets
+from distcore_ddp import has_state_in_buffers, rebuild_gradient_buckets, spare_unsendable_buffers
 from distcore_ddp.strategy import DDPStrategy
 
 
@@ -40,6 +40,33 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+KINDS = (
+    torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.int64, torch.bool, torch.complex64, torch.complex128, torch.bfloat16, torch.float64,
+)  # fmt: skip
+
+
+class Kinds(nn.Linear):
+    """A layer with a buffer of each dtype."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        for kind in KINDS:
+            self.register_buffer(str(kind).replace(".", "_"), torch.ones(3).to(kind))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_with_buffers_that_gloo_does_not_send_is_wrapped_and_trains() -> None:
+    run: Any = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")))
+    model = nn.Sequential(Kinds(), Kinds())
+    made = DDPStrategy().wrap_model(run, model, lambda model: torch.optim.SGD(model.parameters()))
+    made.model(torch.ones(1, 2)).sum().backward()
+    assert made.model.broadcast_buffers
+    spared = nn.Linear(2, 2)
+    spare_unsendable_buffers(spared)
+    assert not vars(spared)["_ddp_params_and_buffers_to_ignore"]
 
 
 @pytest.mark.usefixtures("group")

@@ -79,9 +79,9 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             other_optimizers="elementwise",
             shards_parameters=user.stage == 3,
-            lacks=frozenset({"sparse gradients", "complex parameters"}),
+            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
             hides_gradients=user.stage > 0,
-            inner_gradients="none" if user.stage == 3 else "first",
+            inner_gradients="none",  # the engine takes any backward pass for that of the loss
             why_not_phases=UNUSED,
             ema=user.keeps_masters,
             compiles=user.compiles,

@@ -85,7 +85,7 @@ class FSDPStrategy(FSDPOptions):
             other_optimizers="elementwise",
             shards_parameters=True,
             inner_gradients="first",
-            lacks=frozenset({"sparse gradients"}),
+            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
             phases=True,
             own_steps=True,
             ema=True,

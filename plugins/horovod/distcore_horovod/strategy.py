@@ -92,7 +92,16 @@ class HorovodStrategy:
         )
 
     def _exempt(self) -> dict[str, str]:
-        inexact = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
+        from_files = ("weights-of-files", "frozen-of-files")
+        inexact = (
+            "gradient",
+            "clipping",
+            "neutral-names",
+            *from_files,
+            "scalar-parameters",
+            "into-single",
+            "from-single",
+        )
         exempt = {}
         if not self.find_unused:
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED

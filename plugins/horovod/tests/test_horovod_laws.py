@@ -26,3 +26,9 @@ class TestOtherOptions(StrategyContract):
 
     strategy = "horovod"
     options: ClassVar = {"op": "sum", "groups": 0, "find_unused": True}
+
+
+@pytest.mark.slow
+class TestCompression(StrategyContract):
+    strategy = "horovod"
+    options: ClassVar = {"compression": "fp16"}

@@ -64,7 +64,8 @@ def test_it_declares_what_it_can() -> None:
         ),
         exempt=unused,
     )
-    inexact = ("gradient", "clipping", "neutral-names", "scalar-parameters", "into-single", "from-single")
+    from_files = ("weights-of-files", "frozen-of-files")
+    inexact = ("gradient", "clipping", "neutral-names", *from_files, "scalar-parameters", "into-single", "from-single")
     by_timing = dict.fromkeys(("bit-for-bit", "dropout-repeats"), "groups=0: rounding of sums depends on timing")
     in_half = unused | dict.fromkeys(inexact, "gradients are sent in fp16")
     steps: dict[str, Any] = {"other_optimizers": "none", "why_not_phases": "adasum is not a mean", "saves_alone": False}

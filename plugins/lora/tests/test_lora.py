@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import (
     BertConfig,
@@ -36,7 +37,7 @@ from distcore import ConfigError, RunConfig, registry
 from distcore.cli.main import main
 from distcore.model.lora_base import base_of
 from distcore.testing.problem import Classifier, Problem
-from distcore_lora.adapter import adapted_kinds, inject
+from distcore_lora.adapter import adapted_kinds, inject, take_out
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -86,6 +87,37 @@ def test_a_line_says_which_kinds_of_modules_are_adapted_and_which_are_not() -> N
     experts = MixtralConfig(**SMALL, num_local_experts=2, num_key_value_heads=2)
     kinds = adapted_kinds(adapted(MixtralForCausalLM(experts), targets=("q_proj",)))
     assert "experts (MixtralExperts)" in kinds.partition("not adapted: ")[2]
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen2Moe": {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 8, "head_dim": 8},
+    "Olmoe": {"num_experts": 4},
+    "GptOss": {"num_local_experts": 4, "head_dim": 8},
+}
+"""Models whose experts are two weights for all of them."""
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_a_merge_over_experts_answers_as_the_adapter_does(kind: str) -> None:
+    sizes = SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    shape = getattr(transformers, f"{kind}Config")(**sizes, **EXPERTS[kind])
+    torch.manual_seed(0)
+    auto: Any = transformers.AutoModelForCausalLM
+    base, tokens = auto.from_config(shape).eval(), torch.arange(2, 40)[None]
+    with torch.no_grad():
+        before = base(tokens).logits
+    model = adapted(base)
+    for name, parameter in model.named_parameters():
+        if ".lora_B" in name:
+            nn.init.normal_(parameter, std=0.5)
+    with torch.no_grad():
+        expected = model(tokens).logits
+        merged = take_out(model, merge=True)
+        torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, expected, atol=1e-2)
+    assert not [name for name in merged.state_dict() if "lora" in name or "base_layer" in name]
 
 
 @pytest.mark.parametrize("targets", [("query", "classifier"), "classifier", r"classifi.*"])

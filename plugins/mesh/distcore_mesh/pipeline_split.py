@@ -20,6 +20,9 @@ from distcore import StrategyError, repeated_blocks
 from distcore_mesh.placeholders import StagePlaceholder, make_zero_storage, zero_storage_copy
 from distcore_mesh.stages import Stages
 
+EXTRA_STATE = "_extra_state"
+"""torch's name of a layer's state that is neither parameter nor buffer."""
+
 
 def keep_stage_parameters(optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.Module) -> Optimizer:
     """Remove from an optimizer of the ``whole`` model all parameters that ``model``, a stage of it, no longer has.
@@ -57,6 +60,8 @@ def check_stages(model: nn.Module, pp: int, chunks: int = 1) -> None:
     buffers = [name for name, _ in model.named_buffers() if name in state and _is_inside(name, path)]
     if buffers:
         raise StrategyError(f"{where}: {buffers[0]} is a running statistic of a block, which other stages cannot see")
+    if kept := [name for name in state if name.endswith(EXTRA_STATE)]:
+        raise StrategyError(f"{where}: {kept[0]} is state of a layer of one stage, which a checkpoint would miss")
 
 
 def split_into_stages(model: nn.Module, stages: Stages, dtype: torch.dtype, device: torch.device) -> frozenset[str]:

@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from distcore import StrategyError
 
 
+class OnOtherStageError(StrategyError, AttributeError):
+    """A block of another stage was asked for a part of it."""
+
+
 class StagePlaceholder(nn.Module):
     """Replaces a block of another stage, and passes the hidden state on in the form of the block's output.
 
@@ -27,6 +31,16 @@ class StagePlaceholder(nn.Module):
         self._block = [block]  # in a list, so that it is no submodule and adds no parameters to the model
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what the block has and this rank has not, in one line; whoever asks with ``hasattr`` hears no."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise OnOtherStageError(
+                f"strategy 'mesh': with pp {name!r} of a block is on the ranks of another stage alone; forward may "
+                "only call the block"
+            ) from None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the block's form of output, with the hidden state that ``exchange`` gives."""

@@ -83,7 +83,7 @@ class MeshStrategy(MeshOptions):
             ranks_per_shard=self.tp * self.cp * self.pp,
             shards_parameters=True,
             inner_gradients="first",
-            lacks=frozenset({"sparse gradients"}),
+            lacks=frozenset({"sparse gradients", "complex parameters", "parameters without elements"}),
             calls_any_time=self.pp == 1,
             phases=self.pp == 1,
             why_not_phases="each stage of a pipeline expects gradients of all its parameters",

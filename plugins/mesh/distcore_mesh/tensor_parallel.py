@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import gcd
 from typing import Any
@@ -37,10 +37,12 @@ def split_layers(
     """Split the modules that the plan names, in place. Return the split of each parameter, and that of sequences.
 
     With ``by_tokens``, each rank has a part of every sequence between split layers. With ``splits_logits``, outputs
-    that the plan gathers stay split for the loss. Raises StrategyError as ``styles_for`` does.
+    that the plan gathers stay split for the loss. Raises StrategyError as ``styles_for`` does, and for a weight to be
+    split whose gradient has a hook.
     """
     styles = styles_for(model, plan, group.size)
     splits = _splits_of_styles(model, styles)
+    _refuse_hooks(model, splits)
     tokens = split_tokens(model, styles, splits, group) if by_tokens else None
     inside = {id(module) for block in repeated_blocks(model).values() for module in block.modules()}
     with torch.no_grad():
@@ -56,6 +58,17 @@ def split_layers(
     tell_of_dropouts(model, styles, (group.rank, group.size))
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
     return splits, tokens
+
+
+def _refuse_hooks(model: nn.Module, splits: Iterable[str]) -> None:
+    """Raise StrategyError for a split weight with a hook: the hook was written for the whole gradient."""
+    for name in splits:
+        parameter: Any = model.get_parameter(name)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise StrategyError(
+                f"strategy 'mesh': the gradient of {name!r} has a hook, which would get a rank's part of it, as tp "
+                "splits this weight; leave its layer out of the plan, or take a strategy that keeps weights whole"
+            )
 
 
 def styles_for(model: nn.Module, plan: TPPlan, ranks: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ from torch import nn
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.testing.runner import subject_of
 from distcore_mesh.pipeline_split import check_stages
+from distcore_mesh.placeholders import StagePlaceholder
 from distcore_mesh.strategy import MeshStrategy
 
 INTERLEAVED = {"pp_schedule": "interleaved"}
@@ -21,6 +22,17 @@ def blocks(number):
 
 def with_statistics():
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)))
+
+
+class Counts(nn.Linear):
+    """A layer with extra state."""
+
+    def get_extra_state(self):
+        return {"passes": 0}
+
+
+def with_extra_state():
+    return nn.ModuleDict({"blocks": blocks(2), "head": Counts(4, 4)})
 
 
 def with_own_weight():
@@ -46,6 +58,7 @@ SMALL_T5 = t.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=2, num
         (tied, 2, r"first.weight and last.weight are one weight, which two stages cannot share; untie them"),
         (with_own_weight, 2, r"'scale' of Module is in no stage"),
         (with_statistics, 2, r"0.1.running_mean is a running statistic of a block, which other stages cannot see"),
+        (with_extra_state, 2, r"head._extra_state is state of a layer of one stage, which a checkpoint would miss"),
         (partial(nn.Linear, 4, 4), 2, r"needs a model with one list of repeated blocks; Linear has: none"),
         (
             partial(t.T5ForConditionalGeneration, SMALL_T5),
@@ -59,6 +72,16 @@ def test_what_cannot_be_cut_is_refused_with_what_would_do(make, pp, line):
         model = make()
     with pytest.raises(StrategyError, match=rf"^strategy_options.pp = {pp}: {line}"):
         check_stages(model, pp)
+
+
+def test_a_part_of_a_block_of_another_stage_is_refused_to_whoever_reads_it():
+    block = nn.Sequential(nn.Linear(4, 4))
+    vars(block)["kind"] = "plain"
+    away = StagePlaceholder(block, lambda hidden, _: hidden)
+    assert away.kind == "plain"
+    assert not hasattr(away, "attention_type")
+    with pytest.raises(StrategyError, match="with pp 'up' of a block is on the ranks of another stage alone"):
+        _ = away.up
 
 
 def test_several_stages_on_each_rank_divide_the_blocks_together():

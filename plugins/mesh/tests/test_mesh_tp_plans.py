@@ -177,6 +177,18 @@ def test_a_shared_weight_is_split_for_all_that_use_it_or_for_none(tmp_path):
         split(Own(), 2, file(tmp_path, "first: embedding_colwise"))
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_split_weight_with_a_hook_on_its_gradient_is_refused(register, tmp_path):
+    """The hook would get a rank's part of the gradient; that of a weight that stays whole is kept."""
+    model, plan = Own(), file(tmp_path, "blocks.*.0: colwise\nblocks.*.1: rowwise\n")
+    getattr(model.first.weight, register)(lambda _: None)
+    assert len(split(model, 2, plan)) == 6
+    hooked = Own()
+    getattr(hooked.get_parameter("blocks.1.0.weight"), register)(lambda _: None)
+    with pytest.raises(StrategyError, match=r"'mesh': the gradient of 'blocks.1.0.weight' has a hook, .*as tp splits"):
+        split(hooked, 2, plan)
+
+
 def test_a_model_without_a_plan_is_refused_with_what_to_add():
     message = (
         r"strategy 'mesh': Own has no plan for tp: give one by strategy_options.plan, .*it has "

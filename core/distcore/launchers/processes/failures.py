@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, TextIO, TypeVar
 
-from distcore.errors import INTERRUPTED, DistcoreError, RankError, StoppedError, raised_at
+from distcore.errors import (
+    INTERRUPTED,
+    DistcoreError,
+    RankError,
+    StoppedError,
+    is_written_by_user,
+    place_of,
+    raised_at,
+)
 from distcore.launchers.processes.log_files import log_to_file
 from distcore.launchers.processes.start_method import die_with_agent
 
@@ -29,6 +37,10 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 """Error messages of backends in a rank that lost its connection to another rank, and so is not the cause."""
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+"""A line of a crash log."""
+COLLECTIVE = re.compile(r'File "[^"]*torch/distributed/distributed_c10d\.py"')
+"""The frame of a thread in a collective of torch."""
 WAIT_FOR_CULPRIT = 2.0
 """Seconds that a rank waits after losing a peer, so that the failed rank can report first."""
 
@@ -204,6 +216,26 @@ def is_lost_peer(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def aborted_in(file: Path) -> str:
+    """Return in which collective, and by whose call, a rank was that a backend aborted, by its crash log; or nothing.
+
+    A backend aborts the process where another rank's tensors have other sizes, and says so in words of its own.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    thread = next((part for part in text.split("\n\n") if COLLECTIVE.search(part)), "")
+    if not thread:
+        return ""
+    frames = [(match["file"], int(match["line"])) for match in FRAME.finditer(thread)]
+    by_whom = next((f" at {place_of(*frame)}" for frame in frames if is_written_by_user(frame[0])), "")
+    return (
+        f" in a collective with other sizes than another rank had there{by_whom}: what forward and loss call must not "
+        "follow from the rows of a rank"
+    )
 
 
 def _error_class(name: str) -> type[DistcoreError]:

@@ -38,7 +38,7 @@ from distcore.launchers.processes.contexts import (
     shared_environment,
     silence_torchelastic,
 )
-from distcore.launchers.processes.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
+from distcore.launchers.processes.failures import WAIT_FOR_CULPRIT, Failure, aborted_in, culprit, traceback_file
 from distcore.launchers.processes.rank import is_finished, outlives_peers, rank_main, read_failures
 from distcore.launchers.processes.start_method import check_spawnable, start_method
 from distcore.plugin.strategy.contract import LOOPBACK
@@ -241,8 +241,11 @@ def _failure_from_exit_code(job: _Launch, rank: int, code: int) -> Failure:
             cause = "returned a value that cannot be pickled, so that it cannot come back to the launcher"
         return Failure(rank=rank, kind="error", cause=cause, when=time.time())
     name = signal.Signals(-code).name
-    # The kernel sends SIGKILL when memory runs out.
-    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+    hint = ""
+    if -code == signal.SIGKILL:  # the kernel sends it when memory runs out
+        hint = " (out of memory?)"
+    elif -code == signal.SIGABRT:
+        hint = aborted_in(traceback_file(job.errors, rank))
     return Failure(rank=rank, kind="signal", cause=f"killed by {name}{hint}", when=time.time())
 
 

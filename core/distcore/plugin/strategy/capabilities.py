@@ -73,7 +73,7 @@ class Capabilities:
     ``first``: those without a gradient of their own, so no ``create_graph=True``. A run that takes others is refused
     in its first pass, with one line.
     """
-    lacks: frozenset[Literal["sparse gradients", "complex parameters"]] = frozenset()
+    lacks: frozenset[Literal["sparse gradients", "complex parameters", "parameters without elements"]] = frozenset()
     """Kinds of trained parameters that its backend cannot take; a model that has one is refused by name."""
     hides_gradients: bool = False
     """True if no parameter has the gradient of the global batch in ``grad`` between the last ``backward`` and ``step``.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -20,3 +24,6 @@ class Causal:
     """What to do about a model that sees later tokens, for the message."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments of the call, beside the tokens."""
+    small: Callable[[], tuple[nn.Module, Tensor] | None] | None = None
+    """Returns a model of the same kind, so small that it is measured before any rank starts, by ``--dry-run``, too,
+    and tokens for it, ``(1, length)``; or ``None`` if there is no such model."""

@@ -114,6 +114,22 @@ def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor
     return dict(outputs)
 
 
+def gather_leaders(run: Run, hooks: Hooks, mine: Collected, rows: np.ndarray) -> Collected:
+    """Return the outputs of ``rows`` by the ranks that lead data shards; every rank calls, with rows of its own.
+
+    In a pipeline the other ranks of a shard have values of no meaning.
+    """
+    number = len(mine.index) if run.world.is_shard_leader else 0
+    outputs = {name: _first(value, number) for name, value in mine.outputs.items()}
+    every = gather(run, hooks, Collected(index=mine.index[:number], outputs=outputs))
+    numbers = every.index.tolist()
+    order = torch.tensor([numbers.index(row) for row in rows.tolist()], dtype=torch.long)
+    taken = {
+        name: value.take(order) if isinstance(value, Ragged) else value[order] for name, value in every.outputs.items()
+    }
+    return Collected(index=every.index[order], outputs=taken)
+
+
 def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
     """Return the results of all ranks, on the CPU and the same on every rank; every rank calls."""
     rows = {name: value.lengths if isinstance(value, Ragged) else value for name, value in mine.outputs.items()}

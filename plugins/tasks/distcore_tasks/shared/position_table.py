@@ -36,7 +36,7 @@ def _measured(folder: Path, _config: str) -> int | None:
 
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         pad = config.pad_token_id or 0
-        _make_small(config, pad)
+        make_small(config, tokens=1)
         auto: Any = AutoModel
         model = auto.from_config(config).eval()
         token = 0 if pad else 1
@@ -44,8 +44,8 @@ def _measured(folder: Path, _config: str) -> int | None:
     return None
 
 
-def _make_small(config: Any, pad: int) -> None:
-    """Leave one layer and few tokens; the table of positions keeps its size."""
+def make_small(config: Any, tokens: int) -> None:
+    """Leave one layer, and ``tokens`` tokens behind that of padding; the table of positions keeps its size."""
     layers = getattr(config, "num_hidden_layers", None)
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == layers:  # a setting of each layer
@@ -53,7 +53,7 @@ def _make_small(config: Any, pad: int) -> None:
     for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
         if hasattr(config, name):
             setattr(config, name, 1)
-    config.vocab_size = min(config.vocab_size, pad + 2)
+    config.vocab_size = min(config.vocab_size, (config.pad_token_id or 0) + 1 + tokens)
 
 
 def _lookups(model: nn.Module, token: int, length: int) -> list[Lookup]:

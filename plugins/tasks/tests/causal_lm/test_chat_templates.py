@@ -11,6 +11,7 @@ from distcore.errors import DataError
 from distcore_tasks.causal_lm.conversations import ChatTemplate
 from distcore_tasks.causal_lm.encode import encode_some
 from distcore_tasks.causal_lm.options import CausalOptions
+from distcore_tasks.causal_lm.rows import messages_problem
 from distcore_tasks.shared.vocabulary import train_byte_level
 
 
@@ -263,6 +264,14 @@ def targets(tokenizer: Any, conversation: dict[str, Any]) -> list[str]:
 def test_answers_and_what_ends_them_are_learned(case: Case) -> None:
     tokenizer = tokenizer_of(case.special, case.template)
     assert targets(tokenizer, {"messages": case.messages, **case.more}) == case.targets
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=["absent", "null", "empty"])
+def test_a_call_of_a_tool_needs_no_content(content: dict[str, Any]) -> None:
+    messages = [CALLS[0], {"role": "assistant", **content, "tool_calls": [CALL]}, *CALLS[2:]]
+    assert messages_problem(messages) is None
+    case = CASES[-1]
+    assert targets(tokenizer_of(case.special, case.template), {"messages": messages, **case.more}) == case.targets
 
 
 def warnings_of(special: str, template: str) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from distcore.cli.main import main
 from distcore.config import RunConfig
 from distcore.engine.causality import BOUNDS, change_before
 from distcore.errors import TaskError
@@ -17,6 +18,7 @@ from distcore.jobs.train import train
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.preference.task import Preference
+from distcore_tasks.shared import causal as declaration
 from distcore_tasks.shared.vocabulary import train_byte_level
 
 SMALL = {
@@ -41,6 +43,34 @@ def change(kind: str, **settings: Any) -> float:
     tokens = torch.randint(1, 250, (1, 24))
     with torch.no_grad():
         return change_before(lambda tokens: model(tokens, use_cache=False).logits, tokens)[0]
+
+
+def change_of_small(folder: Path, kind: str, **settings: Any) -> float:
+    AutoConfig.for_model(kind, **settings).save_pretrained(folder)
+    small = declaration.small_decoder(folder)
+    assert small is not None
+    model: Any = small[0].eval()
+    with torch.no_grad():
+        return change_before(lambda tokens: model(tokens, use_cache=False).logits, small[1])[0]
+
+
+@pytest.mark.parametrize(("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES])
+def test_one_layer_tells_it_before_a_run(
+    kind: str, settings: dict[str, Any], remedy: dict[str, Any], tmp_path: Path
+) -> None:
+    assert change_of_small(tmp_path, kind, **settings) > 10 * BOUNDS["fp32"]
+    assert change_of_small(tmp_path, kind, **settings | remedy) < BOUNDS["fp32"] / 10
+
+
+def test_a_large_vocabulary_and_many_layers_are_not_built_and_a_large_layer_is_left_to_the_run(tmp_path: Path) -> None:
+    large = {"vocab_size": 250002, "num_hidden_layers": 80, "pad_token_id": 250001}
+    assert change_of_small(tmp_path, "bert", **SMALL | large) > 10 * BOUNDS["fp32"]
+    small: Any = declaration.small_decoder(tmp_path)
+    assert (small[0].config.vocab_size, small[0].config.num_hidden_layers) == (declaration.TOKENS + 1, 1)
+    AutoConfig.for_model("bert", hidden_size=4096, num_attention_heads=32, intermediate_size=16384).save_pretrained(
+        tmp_path
+    )
+    assert declaration.small_decoder(tmp_path) is None
 
 
 @pytest.mark.parametrize(("kind", "settings", "remedy"), BOTH_SIDES, ids=[kind for kind, *_ in BOTH_SIDES])
@@ -87,6 +117,20 @@ def run_of(folder: Path, out: str) -> RunConfig:
         task="causal-lm", task_options=options, out=str(folder / out), max_steps=1, lr=1e-3, device="cpu",
         global_batch_size=4, nproc=1, extensions={"progress": False},
     )  # fmt: skip
+
+
+def test_a_dry_run_and_a_run_of_several_ranks_refuse_it_before_ranks_start(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("distcore.jobs.train.launch_and_restart", pytest.fail)
+    rows, model = bert / "rows.jsonl", bert / "bert"
+    flags = ["--task", "causal-lm", "--model", str(model), "--data", str(rows), "--max-seq-len", "16"]
+    out = ["--out", str(bert / "run"), "--device", "cpu", "--max-steps", "1"]
+    for more in (["--dry-run"], ["--nproc", "2", "--strategy", "ddp"]):
+        assert main(["train", *flags, *out, *more]) == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said.startswith("error: task CausalLM: the model sees the tokens that it is to predict: ")
+        assert said.endswith(f'write "is_decoder": true into config.json of {model}, or train it with --task masked-lm')
 
 
 @pytest.mark.programs

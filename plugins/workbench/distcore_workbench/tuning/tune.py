@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from distcore.jobs import (
     other_forms,
     resolve,
     set_up_logging,
+    strategies,
     threads_chosen,
     threads_per_rank,
     with_absolute_paths,
@@ -67,6 +69,7 @@ def run(request: TuneRequest) -> int:
     if not 0 < request.budget < float("inf"):
         raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
     load = foreign_load()
+    request, most_ranks = ranks_of(request)
     base = request.load()
     set_up_logging(base, rank=0)
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
@@ -96,7 +99,7 @@ def run(request: TuneRequest) -> int:
     facts = tune_facts(record.trials, [], None, about)
     try:
         with handle_stop_signals(runner.stop, says_so=False):
-            environment = _environment(request, job, data)
+            environment = _environment(job, data, most_ranks)
             families = list(families_of(request, named, base, resolved, meta_model, environment))
             smaller = fallbacks_of(request, meta_model, families)
             chosen, facts = _search(
@@ -110,6 +113,20 @@ def run(request: TuneRequest) -> int:
         _write_config(request, chosen, out)
     _print_result(request, facts, chosen, out, bench.spent() < bench.budget)
     return 0 if chosen is not None else RankError.exit_code
+
+
+def ranks_of(request: TuneRequest) -> tuple[TuneRequest, int | None]:
+    """Return the request with the ranks of the job as given, and the most ranks to try, if the user says how many.
+
+    ``--nproc`` bounds what is tried. The job as given is measured, too, and its strategy may run in one process only,
+    as the default one does.
+    """
+    given = request.load()
+    if given.nproc in ("auto", 1):
+        return request, None
+    is_for_many = strategies.of(given).capabilities.processes == "many"
+    alone = request if is_for_many else replace(request, changes={**request.changes, "nproc": 1})
+    return alone, int(given.nproc)
 
 
 def _search(
@@ -158,12 +175,11 @@ def _is_masked(resolved: RunConfig, meta_model: nn.Module | None) -> bool:
     return meta_model is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in meta_model.modules())
 
 
-def _environment(request: TuneRequest, job: Resolved, data: Datasets) -> Environment:
+def _environment(job: Resolved, data: Datasets, most_ranks: int | None) -> Environment:
     resolved = job.config
     cores, on_cpu = available_cores(), resolved.device == "cpu"
-    asked = request.load().nproc
     here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
-    most = int(asked) if asked not in ("auto", 1) else here
+    most = most_ranks or here
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None

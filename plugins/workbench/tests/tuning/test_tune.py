@@ -19,7 +19,8 @@ from text_task import TEXTS
 from work_folder import STRANGERS, enter, install, write_rows
 
 from distcore.cli.main import main
-from distcore_workbench.tuning import bench, racing, settings
+from distcore_workbench.tuning import bench, racing, settings, tune
+from distcore_workbench.tuning.candidates import TuneRequest
 
 JOB = ("tune", "--task", TEXTS, "--data", "rows.json", "--set", "device=cpu", "--global-batch-size", "8")
 ODD = """
@@ -52,6 +53,31 @@ class Odd(SingleStrategy):
 
 def trials(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()][1:]
+
+
+@pytest.mark.needs("distcore-ddp")
+@pytest.mark.parametrize(
+    ("changes", "own", "most"),
+    [
+        ({"nproc": 2}, 1, 2),
+        ({"nproc": 4, "strategy": "single"}, 1, 4),
+        ({"nproc": 2, "strategy": "ddp"}, 2, 2),
+        ({"nproc": 1}, 1, None),
+        ({}, "auto", None),
+    ],
+)
+def test_the_ranks_that_are_asked_for_bound_what_is_tried(
+    changes: dict[str, Any], own: int | str, most: int | None, tmp_path: Path
+) -> None:
+    """A job whose own strategy runs in one process, as the default one, was refused."""
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump({"task": "tasks.py:Mine", **changes}))
+    for config, given in ((None, changes), (str(file), {})):
+        request = TuneRequest(
+            config=config, changes=given, budget=1.0, strategies="", fit_only=False, json=False, out=None
+        )
+        alone, most_ranks = tune.ranks_of(request)
+        assert (alone.load().nproc, most_ranks) == (own, most)
 
 
 @pytest.mark.slow
