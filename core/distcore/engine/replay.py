@@ -38,8 +38,8 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import counts_of, padded_rows
 from distcore.plugin.task.frozen import INITIAL
 from distcore.plugin.task.losses import Loss, SumOfRows, split_terms
-from distcore.plugin.task.phases import parameters_by_phase
 from distcore.plugin.task.per_epoch import in_epoch
+from distcore.plugin.task.phases import parameters_by_phase
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
 from distcore.resolve.complete import computed_plainly
 
