@@ -23,7 +23,8 @@ def layer(dtype: torch.dtype) -> nn.Module:
 
 
 def test_parameters_get_consecutive_memory_and_keep_their_values() -> None:
-    convolution: Any = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    convolution: Any = nn.Conv2d(3, 4, 3)
+    convolution.to(memory_format=torch.channels_last)
     before = convolution.weight.detach().clone()
     assert not convolution.weight.is_contiguous()
     dtensors.make_contiguous(convolution)

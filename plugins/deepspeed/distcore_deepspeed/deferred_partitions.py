@@ -33,6 +33,7 @@ def replay(source: ModelSource) -> tuple[nn.Module, WeightStream]:
     Raises MetaModelError for a parameter that has a weak reference, as those of recurrent layers have: torch swaps it
     for none with values.
     """
+    assert source.replay is not None
     model, values = source.replay()
     for name, parameter in model.named_parameters():
         if getweakrefcount(parameter):

@@ -137,8 +137,8 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if its weights can be read or drawn in partitions, else a whole model."""
-        parts = partial(replay, source)
-        return build_in_parts(source, "deepspeed", parts if can_partition(self.user_config) else None)
+        parts = partial(replay, source) if source.replay and can_partition(self.user_config) else None
+        return build_in_parts(source, "deepspeed", parts)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
