@@ -212,6 +212,14 @@ def is_written_by_user(file: str) -> bool:
     return not (set(Path(file).parts) & LIBRARIES or file.startswith(OURS))
 
 
+def is_raised_by_a_library(error: BaseException) -> bool:
+    """Return True if neither the user's code nor distcore's raised it: packages that do not fit together."""
+    import traceback
+
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    return bool(files) and bool(set(Path(files[-1]).parts) & LIBRARIES) and f"{os.sep}distcore" not in files[-1]
+
+
 def defined_at(function: object) -> str:
     """Return ``"; defined at FILE:LINE"`` for a function of a file, or an empty string."""
     code = getattr(function, "__code__", None)

@@ -21,7 +21,15 @@ from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
 from distcore.deprecation import print_on_one_line
-from distcore.errors import INTERRUPTED, ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
+from distcore.errors import (
+    INTERRUPTED,
+    ConfigError,
+    DistcoreError,
+    StoppedError,
+    is_raised_by_a_library,
+    raised_at,
+    write_traceback,
+)
 from distcore.garbage import RARE
 
 
@@ -50,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
         cause = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, ImportError) and is_raised_by_a_library(error):
+            how = "an installed package does not import: pip check names those that do not fit together"
+            return _fail(f"{how}; {cause}; traceback in {write_traceback(error)}", 2)
         return _fail(f"{cause}; traceback in {write_traceback(error)}{raised_at(error)}", 3)
 
 
