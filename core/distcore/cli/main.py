@@ -26,7 +26,7 @@ from distcore.errors import (
     ConfigError,
     DistcoreError,
     StoppedError,
-    is_raised_by_a_library,
+    packages_that_do_not_fit,
     raised_at,
     write_traceback,
 )
@@ -57,10 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
+        if line := packages_that_do_not_fit(error):
+            return _fail(f"{line}; traceback in {write_traceback(error)}", 2)
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        if isinstance(error, ImportError) and is_raised_by_a_library(error):
-            how = "an installed package does not import: pip check names those that do not fit together"
-            return _fail(f"{how}; {cause}; traceback in {write_traceback(error)}", 2)
         return _fail(f"{cause}; traceback in {write_traceback(error)}{raised_at(error)}", 3)
 
 
