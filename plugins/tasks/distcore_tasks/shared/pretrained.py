@@ -473,11 +473,11 @@ def one_line_errors(what: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        reason = _broken_package(error) or f"{type(error).__name__}: {_first_line(error)}"
+        reason = _broken_library(error) or f"{type(error).__name__}: {_first_line(error)}"
         raise ModelError(f"{what}: {reason}") from error
 
 
-def _broken_package(error: Exception) -> str | None:
+def _broken_library(error: Exception) -> str | None:
     """Return which installed package does not import, if that is why transformers cannot; else ``None``.
 
     What transformers raises names its own module alone. It imports accelerate and others where they are installed, also
