@@ -212,6 +212,22 @@ def is_written_by_user(file: str) -> bool:
     return not (set(Path(file).parts) & LIBRARIES or file.startswith(OURS))
 
 
+def packages_that_do_not_fit(error: BaseException) -> str | None:
+    """Return a line about an ImportError that neither the user's code nor distcore's raised, or ``None``.
+
+    Such as that of transformers with another release of tokenizers than it asks for: the environment is the user's.
+    """
+    import traceback
+
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    if not isinstance(error, ImportError) or not files:
+        return None
+    is_of_a_library = bool(set(Path(files[-1]).parts) & LIBRARIES) and f"{os.sep}distcore" not in files[-1]
+    cause = " ".join(f"{type(error).__name__}: {error}".split())
+    how = "an installed package does not import: pip check names those that do not fit together"
+    return f"{how}; {cause}" if is_of_a_library else None
+
+
 def defined_at(function: object) -> str:
     """Return ``"; defined at FILE:LINE"`` for a function of a file, or an empty string."""
     code = getattr(function, "__code__", None)

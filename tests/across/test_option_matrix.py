@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from distcore.testing.store import store_for
 
 pytestmark = pytest.mark.ranks
 
+FOLDER = TemporaryDirectory(prefix="matrix-")
+"""Where all launches train."""
 STEPS, HALF = 6, 3
 """Optimizer steps of a run, and those before its checkpoint."""
 LORA: dict[str, Any] = {"lora": {"rank": 2, "targets": ["up_proj", "down_proj"]}}
@@ -47,6 +49,8 @@ class Row:
     """True if the strategy trains adapters with the option."""
     quick: bool = False
     """True if the row is measured in every test."""
+    alone: bool = False
+    """True if the row needs ranks of its own."""
 
 
 BF16_RUN: dict[str, Any] = {"changes": {"precision": "bf16"}, "bound": BF16}
@@ -97,7 +101,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "compression": Row(options={"compression": "fp16"}, **ROUNDED),
         "groups": Row(options={"groups": 4}, quick=True),
         "no groups": Row(options={"groups": 0, "cycle_ms": 5}),
-        "fusion_mb": Row(options={"fusion_mb": 0}),
+        # Horovod crashes if a process sets it up once more, without a buffer.
+        "fusion_mb": Row(options={"fusion_mb": 0}, adapts=False, alone=True),
         "find_unused": Row(options={"find_unused": True}),
     },
     "accelerate": {
@@ -156,15 +161,20 @@ def folder_of(folder: Path, name: str, lora: bool) -> Path:
     return folder / f"{name.replace(' ', '-')}{'-lora' if lora else ''}"
 
 
+def launch_of(name: str, row: Row) -> str:
+    """Return the launch that trains a row."""
+    return name if row.alone else "quick" if row.quick else "slow"
+
+
 @cache
-def trained(strategy: str, quick: bool) -> Path:
-    """Train the rows of a strategy, in one launch, and return the folder of their runs."""
-    folder = Path(mkdtemp(prefix="matrix-"))
+def trained(strategy: str, launched: str) -> Path:
+    """Train the rows of a strategy that a launch trains, and return the folder of their runs."""
+    folder = Path(mkdtemp(dir=FOLDER.name))
     rows = {
         (name, lora): row
         for name, row in ROWS[strategy].items()
         for lora in (False, True)
-        if row.quick == quick and (row.adapts or not lora)
+        if launch_of(name, row) == launched and (row.adapts or not lora)
     }
     launch(train_each, folder, strategy, rows, nproc=2)
     return folder
@@ -198,7 +208,7 @@ def test_a_run_with_the_option_is_that_of_one_process_and_goes_on_elsewhere(
     if not is_offered(strategy):
         pytest.skip(f"{strategy} is not installed")
     row = ROWS[strategy][name]
-    place = folder_of(trained(strategy, row.quick), name, lora)
+    place = folder_of(trained(strategy, launch_of(name, row)), name, lora)
     train(config(tmp_path / "single", row, lora), Sentences(blocks=row.blocks))
     checkpoint = place / f"run/checkpoints/step-{HALF:08d}"
     train(config(tmp_path / "alone", row, lora, resume=str(checkpoint)), Sentences(blocks=row.blocks))

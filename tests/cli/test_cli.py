@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -284,6 +285,36 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
 
 
 @pytest.mark.needs("distcore-workbench")
+def test_a_job_with_packages_that_do_not_fit_together_is_refused(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = work_folder / "site-packages/tables_that_do_not_fit.py"
+    package.parent.mkdir()
+    package.write_text('raise ImportError("tokens>=2 is required")\n')
+    monkeypatch.syspath_prepend(package.parent)
+    task = "from distcore import Simple\nclass Mine(Simple):\n    def row_loss(self, model, batch): pass\n"
+    task += "    def model(self): pass\n    def data(self): import tables_that_do_not_fit\n"
+    Path("mine.py").write_text(task)
+    assert main(["train", "--task", "mine.py:Mine", "--dry-run"]) == 2
+    assert "pip check names those that do not fit together; ImportError: tokens>=2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "code"), [("site-packages", 2), ("mine", 3)])
+def test_packages_that_do_not_fit_together_are_no_defect_of_ours(
+    folder: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / folder / f"tables_of_{folder[:4]}.py"
+    package.parent.mkdir()
+    package.write_text('raise ImportError("tokens>=2 is required,\\nbut there is tokens==1")\n')
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr("distcore.cli.main.run", lambda *_, **__: importlib.import_module(package.stem))
+    assert main(["tasks"]) == code
+    printed = capsys.readouterr().err.strip()
+    assert "ImportError: tokens>=2 is required, but there is tokens==1; traceback in " in printed
+    assert ("pip check" in printed) == (code == 2)
+    assert (f"raised at {package}" in printed) == (code == 3)
+
+
 def test_a_local_rank_before_the_command_is_taken_from_launchers_that_put_it_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,7 +92,7 @@ def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert re.search(r"^strategy +ddp +$", out, re.M)
     assert re.search(r"^distribution +distcore-ddp ", out, re.M)
-    assert re.search(r"^bucket_mb +int +25 ", out, re.M)
+    assert re.search(r"^bucket_mb +int ≥ 0 +25 ", out, re.M)
     assert "single" not in out
     assert main(["strategies", "ddp", "--json"]) == 0
     assert [facts["name"] for facts in json.loads(capsys.readouterr().out)] == ["ddp"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,16 @@ def test_what_is_no_declaration_or_names_no_tokens_is_said_in_one_line(tmp_path:
             trained(tmp_path, task)
 
 
-def test_a_small_model_of_the_kind_is_measured_before_any_rank_starts() -> None:
+def small_one(sees: str) -> tuple[nn.Module, Tensor]:
+    return Net(sees), TOKENS[:1]
+
+
+@pytest.mark.parametrize("sees", ["all", "next"])
+def test_a_small_model_of_the_kind_is_measured_before_any_rank_starts(sees: str) -> None:
     task = Language()
-    for sees, row in (("all", TOKENS[:1]), ("next", TOKENS[:1])):
-        task.causal = Causal(0, advice="mask it", small=lambda sees=sees, row=row: (Net(sees), row))  # type: ignore[misc]
-        with pytest.raises(TaskError, match=r"^task Language: the model sees .*; mask it$"):
-            check_causal_kind(BoundTask.of(task))
+    task.causal = Causal(0, advice="mask it", small=partial(small_one, sees))
+    with pytest.raises(TaskError, match=r"^task Language: the model sees .*; mask it$"):
+        check_causal_kind(BoundTask.of(task))
 
 
 def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
@@ -106,8 +111,7 @@ def test_a_kind_that_cannot_be_measured_small_is_left_to_the_run() -> None:
     task = Language()
     no_numbers = Net("past")
     nn.init.constant_(no_numbers.head.weight, math.nan)
-    kinds: list[Any] = [None, lambda: None, fails]
-    kinds += [lambda: (Net("past"), TOKENS[:1]), lambda: (no_numbers, TOKENS[:1])]
+    kinds: list[Any] = [None, lambda: None, fails, partial(small_one, "past"), lambda: (no_numbers, TOKENS[:1])]
     for small in kinds:
         task.causal = Causal(0, small=small)
         check_causal_kind(BoundTask.of(task))

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from distcore import Datasets, Ragged, RunConfig, launch, train
 from distcore.engine import evaluation
 from distcore.errors import AgreementError, TaskError
-from distcore.plugin.task.outputs import Collected, InOrder
+from distcore.plugin.task.outputs import Collected, InOrder, gather_leaders
 from distcore.testing.problem import Problem
 
 
@@ -108,3 +110,21 @@ def test_a_row_that_comes_in_two_parts_is_counted_twice(monkeypatch: pytest.Monk
     monkeypatch.setattr("distcore.plugin.batching.sampling.EVALUATED", 4)
     with pytest.raises(AgreementError, match="evaluation returned 41 rows, 21 of them different, for a dataset of 41"):
         result(tmp_path, 5, 1)
+
+
+def test_rows_of_a_shard_are_those_of_the_rank_that_leads_it() -> None:
+    """A first stage of a pipeline gets what the last ones of two shards computed, in the order of its own rows."""
+    of_leaders = {"index": torch.tensor([7, 3, 4]), "loss": torch.tensor([0.7, 0.3, 0.4])}
+    sent: list[dict[str, Tensor]] = []
+
+    def gather_outputs(_run: object, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        sent.append(tensors)
+        return {name: torch.cat([tensors[name], values]) for name, values in of_leaders.items()}
+
+    run: Any = SimpleNamespace(world=SimpleNamespace(is_shard_leader=False, device=torch.device("cpu")))
+    hooks: Any = SimpleNamespace(gather_outputs=gather_outputs)
+    mine = Collected(index=torch.tensor([4, 3]), outputs={"loss": torch.zeros(2)})
+    rows = gather_leaders(run, hooks, mine, np.array([4, 3]))
+    assert [len(tensor) for tensor in sent[0].values()] == [0, 0]
+    assert rows.index.tolist() == [4, 3]
+    assert torch.equal(rows.outputs["loss"], torch.tensor([0.4, 0.3]))  # type: ignore[arg-type]

@@ -20,7 +20,15 @@ from distcore.cli.first_line import first_line
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
 from distcore.deprecation import print_on_one_line
-from distcore.errors import INTERRUPTED, ConfigError, DistcoreError, StoppedError, raised_at, write_traceback
+from distcore.errors import (
+    INTERRUPTED,
+    ConfigError,
+    DistcoreError,
+    StoppedError,
+    packages_that_do_not_fit,
+    raised_at,
+    write_traceback,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return 141  # 128 + SIGPIPE: the reader has gone, such as ``head``
+        if line := packages_that_do_not_fit(error):
+            return _fail(f"{line}; traceback in {write_traceback(error)}", 2)
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"{cause}; traceback in {write_traceback(error)}{raised_at(error)}", 3)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from distcore.errors import ModelError
 from distcore.plugin.strategy import defaults
 from distcore.plugin.strategy.contract import Run, WeightStream
 from distcore.plugin.strategy.state import Piece, SavedState, State
@@ -88,6 +89,34 @@ def sum_gradients(model: nn.Module) -> None:
         if hasattr(unit, "set_gradient_divide_factor"):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # not a multiplication by 1 on the way
+
+
+@torch.no_grad()
+def make_contiguous(model: nn.Module) -> None:
+    """Give each parameter of ``model`` consecutive memory, as layers in ``channels_last`` lack: nothing else shards."""
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+
+
+def refuse_mixed_dtypes(model: nn.Module) -> None:
+    """Raise ModelError for a unit, sharded by torch, with trained parameters of two dtypes: it gathers them as one."""
+    of_unit: dict[int, tuple[nn.Module, str, nn.Parameter]] = {}
+    for path, unit in model.named_modules():  # inner units come later
+        if hasattr(unit, "set_gradient_divide_factor"):
+            prefix = f"{path}." if path else ""
+            of_unit |= {id(one): (unit, prefix + name, one) for name, one in unit.named_parameters()}
+    first: dict[nn.Module, tuple[str, nn.Parameter]] = {}
+    for unit, name, parameter in of_unit.values():
+        if not parameter.requires_grad:
+            continue
+        other, one = first.setdefault(unit, (name, parameter))
+        if one.dtype != parameter.dtype:
+            raise ModelError(
+                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) are sharded together, which "
+                "torch does for one dtype alone: give them the same, or have their layers be units of their own "
+                "(strategy_options.wrap)"
+            )
 
 
 def reshard(model: nn.Module) -> None:

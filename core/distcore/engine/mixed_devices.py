@@ -28,8 +28,8 @@ DTYPES = re.compile(
 def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
     """Turn torch's "different devices" error into a TaskError, and those of other mixtures that a strategy causes.
 
-    These are a parameter used outside of a sharded model, and an fp32 tensor beside weights that an engine holds in 16
-    bits. It becomes a StrategyError if the strategy left part of the model on another device.
+    These are a parameter used outside of a sharded model, and a tensor beside weights that an engine holds in another
+    dtype. It becomes a StrategyError if the strategy left part of the model on another device.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
                 f"compute with it inside of the model's forward{raised_at(error)}"
             ) from error
         precision = run.config.precision
-        if precision != "fp32" and "precision" in run.capabilities.owns and DTYPES.search(str(error)):
+        if "precision" in run.capabilities.owns and DTYPES.search(str(error)):
             raise TaskError(
                 f"task: strategy {hooks.name!r} computes with weights in {precision}, and an operation has a tensor of "
                 f"another dtype beside one of them ({_first_sentence(error)}): have the module make its tensors in the "

@@ -24,6 +24,7 @@ from distcore.errors import (
     ModelError,
     RankError,
     StoppedError,
+    packages_that_do_not_fit,
     print_uncaught_on_one_line,
     refuse_endings,
     write_traceback,
@@ -111,6 +112,8 @@ def _one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[No
         rank, folder = rank_info or RankInfo(), Path(out, "errors") if out else None
         name = f"rank-{rank.rank}.txt" if rank_info else "traceback.txt"
         file, failure = write_traceback(error, folder, name), describe(error, rank.rank)
+        if rank_info is None and (misfit := packages_that_do_not_fit(error)):
+            raise ConfigError(f"{misfit}; traceback in {file}") from error
         line = f"{failure.cause}; traceback in {file}{failure.at}"
         raise RankError(failure.line(rank.size, file) if rank_info else line) from error
 

@@ -96,6 +96,11 @@ def test_of_two_options_of_which_torch_ignores_one_both_are_named() -> None:
         resolved(Problem(), static_graph=True, find_unused=True)
 
 
+def test_dp_takes_no_options() -> None:
+    with pytest.raises(StrategyError, match=r"strategy 'dp': unknown option 'bucket_mb' \(options: none\)"):
+        resolve(RunConfig(strategy="dp", strategy_options={"bucket_mb": 5}, lr=0.1, out="never-made"), task=Problem())
+
+
 def test_a_bucket_of_negative_size_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"bucket_mb = -1: must be greater than or equal to 0"):
         resolved(Problem(), bucket_mb=-1)

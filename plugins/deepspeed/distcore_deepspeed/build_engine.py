@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, WeightStream, defaults
+from distcore import ConfigError, ModelError, OptimizerFactory, PreparedModel, Run, WeightStream, defaults, dtensors
 from distcore_deepspeed import deferred_partitions, engine, library, ops
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.optimizers import optimizer_type
@@ -26,6 +26,10 @@ def build(
 ) -> PreparedModel:
     """Build the engine, and the optimizer that it steps on this rank's partitions; no optimizer for evaluation."""
     tree = resolve(user, run, model, training=make_optimizer is not None)
+    dtensors.make_contiguous(model)
+    if user.stage == 3:
+        _refuse_unsharded(model)
+        torch.backends.mha.set_fastpath_enabled(False)  # it reads the weights of layers that are not gathered then
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
     values: WeightStream | None = run.strategy_state
@@ -36,6 +40,24 @@ def build(
     own = _optimizer_arguments(user, run, make_optimizer(model))  # before partitioning empties the parameters
     exact = None if values is None else deferred_partitions.partition(model, values, tree)
     return engine.prepare(run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact)
+
+
+def _refuse_unsharded(model: nn.Module) -> None:
+    """Raise ModelError for what stage 3 cannot partition or gather."""
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    for name, parameter in trained:
+        other, one = trained[0]
+        if parameter.dtype != one.dtype:
+            raise ModelError(
+                f"parameters {other!r} ({one.dtype}) and {name!r} ({parameter.dtype}) have two dtypes, and DeepSpeed's "
+                "stage 3 takes one: give them the same, or take another strategy, such as --strategy ddp"
+            )
+    for path, module in model.named_modules():
+        if path and type(module).__name__ == "OptimizedModule":
+            raise ModelError(
+                f"the model's {path!r} is a result of torch.compile(), which DeepSpeed's stage 3 cannot hook: compile "
+                f"it in place by {path}.compile(), or take another strategy, such as --strategy ddp"
+            )
 
 
 def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:

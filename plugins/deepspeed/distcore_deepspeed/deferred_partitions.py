@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from weakref import getweakrefcount
 
 import torch
 from torch import Tensor, nn
 
-from distcore import WeightStream, return_large_blocks
+from distcore import MetaModelError, ModelSource, WeightStream, return_large_blocks
 from distcore_deepspeed import engine, library
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.library import Init
@@ -24,6 +25,20 @@ so ranks took up to half more memory than their partitions.
 def can_partition(user: UserConfig) -> bool:
     """Return True if the model can be partitioned as it is read: at stage 3, and in memory."""
     return user.stage == 3 and user.keeps_masters
+
+
+def replay(source: ModelSource) -> tuple[nn.Module, WeightStream]:
+    """Return the model of ``source`` without storage, and its values.
+
+    Raises MetaModelError for a parameter that has a weak reference, as those of recurrent layers have: torch swaps it
+    for none with values.
+    """
+    assert source.replay is not None
+    model, values = source.replay()
+    for name, parameter in model.named_parameters():
+        if getweakrefcount(parameter):
+            raise MetaModelError(f"the layer of {name} keeps a weak reference to it")
+    return model, values
 
 
 def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +37,7 @@ from distcore import (
 from distcore_deepspeed import checkpoint, library
 from distcore_deepspeed.build_engine import build
 from distcore_deepspeed.checks import check_evaluation, check_training
-from distcore_deepspeed.deferred_partitions import can_partition
+from distcore_deepspeed.deferred_partitions import can_partition, replay
 from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.memory import zero_memory
 from distcore_deepspeed.open_keys import open_values
@@ -136,7 +137,8 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if its weights can be read or drawn in partitions, else a whole model."""
-        return build_in_parts(source, "deepspeed", source.replay if can_partition(self.user_config) else None)
+        parts = partial(replay, source) if source.replay and can_partition(self.user_config) else None
+        return build_in_parts(source, "deepspeed", parts)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:

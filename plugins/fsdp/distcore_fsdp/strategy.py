@@ -140,8 +140,10 @@ class FSDPStrategy(FSDPOptions):
         log.info("fsdp: %s", describe_units(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
         options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
+        dtensors.make_contiguous(model)
         in_order = [fully_shard(module, **options) for module in units.values()][::-1]
         root = fully_shard(model, **options)
+        dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")

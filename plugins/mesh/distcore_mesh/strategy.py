@@ -244,8 +244,10 @@ class MeshStrategy(MeshOptions):
             reduce_dtype=self.dtype_of(run.config, self.reduce_dtype),
             cast_forward_inputs=False,
         )
+        dtensors.make_contiguous(model)
         for module in (*units.values(), model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
+        dtensors.refuse_mixed_dtypes(model)
         dtensors.sum_gradients(model)
         if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")

@@ -117,10 +117,15 @@ def _prompts(values: Iterable[Any], tokenizer: Any) -> Iterator[Encoded]:
 
 
 def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = True) -> Iterator[list[int]]:
-    """Yield the tokens of each prompt, without an end token. ``special``: with the tokenizer's special tokens."""
+    """Yield the tokens of each prompt, without the end token that a tokenizer adds. ``special``: with what it adds.
+
+    A prompt may end with an end token of its own, as several turns in one text do: that one stays.
+    """
+    [probe] = token_lists(tokenizer, ["a"], special=special)
     end = _end(tokenizer)
+    adds_end = bool(end) and probe[-1:] == end
     for tokens in token_lists(tokenizer, prompts, special=special):
-        yield tokens[:-1] if special and tokens[-1:] == end else tokens
+        yield tokens[:-1] if adds_end and tokens[-1:] == end else tokens
 
 
 def check_template(name: str, tokenizer: Any) -> None:

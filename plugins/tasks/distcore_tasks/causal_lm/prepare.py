@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"documents": "documents", "prompts": "conversations", "messages": "conversations"}
 """Names of the values of each form in the facts of a run."""
-CACHED = CachedDatasets(kind="sequences", version=4, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="sequences", version=5, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:

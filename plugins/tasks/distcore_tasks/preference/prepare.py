@@ -27,7 +27,7 @@ from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 if TYPE_CHECKING:
     from distcore import RunConfig
 
-CACHED = CachedDatasets(kind="preferences", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="preferences", version=3, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_preferences(options: PairOptions, config: RunConfig) -> TokenizedDatasets:

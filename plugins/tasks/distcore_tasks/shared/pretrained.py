@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -472,7 +473,29 @@ def one_line_errors(what: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{what}: {type(error).__name__}: {_first_line(error)}") from error
+        reason = _broken_library(error) or f"{type(error).__name__}: {_first_line(error)}"
+        raise ModelError(f"{what}: {reason}") from error
+
+
+def _broken_library(error: Exception) -> str | None:
+    """Return which installed package does not import, if that is why transformers cannot; else ``None``.
+
+    What transformers raises names its own module alone. It imports accelerate and others where they are installed, also
+    for a model that needs none of them.
+    """
+    cause = error.__cause__
+    if not isinstance(error, ImportError) or not isinstance(cause, Exception):
+        return None
+    while isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__
+    frames = traceback.walk_tb(cause.__traceback__)
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+    foreign = [name for name in packages if name not in ("transformers", "importlib", "distcore_tasks")]
+    if not foreign:
+        return None
+    package = foreign[0]  # the one that transformers imported; what it imports may raise
+    reason = f"{type(cause).__name__}: {_first_line(cause)}"
+    return f"the installed package {package} does not import ({reason}); install another release of it, or uninstall it"
 
 
 def _first_line(error: Exception) -> str:

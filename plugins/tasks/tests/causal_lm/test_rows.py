@@ -12,9 +12,10 @@ import pytest
 from distcore.config import RunConfig
 from distcore.errors import DataError, DistcoreError
 from distcore_tasks.causal_lm.dataset import SequenceDataset
+from distcore_tasks.causal_lm.encode import prompt_tokens
 from distcore_tasks.causal_lm.rows import read_rows, unread_keys
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.causal_lm.vocabulary import CHAT_TEMPLATE
+from distcore_tasks.causal_lm.vocabulary import CHAT_TEMPLATE, train_tokenizer
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import load_tokenizer
 
@@ -248,6 +249,20 @@ def test_a_completion_that_ends_with_the_end_token_gets_no_second_one(tmp_path: 
     documents = task_of(tmp_path, [{"text": "some words<|end|>"} for _ in range(8)])
     dataset, tokenizer = train_rows(documents)
     assert "<|end|><|end|>" not in read(dataset, tokenizer, 0)
+
+
+def test_a_prompt_keeps_its_own_end_token_and_not_the_one_that_a_tokenizer_adds() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer: Any = train_tokenizer(["what is 1 + 1?"], 300)
+    end, token = tokenizer.eos_token, tokenizer.eos_token_id
+    for adds_end in (False, True):
+        if adds_end:
+            added = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, token)])
+            tokenizer.backend_tokenizer.post_processor = added
+        plain, ended = prompt_tokens(tokenizer, ["what is", f"what is{end}"])
+        assert token not in plain
+        assert ended == [*plain, token]
 
 
 @pytest.mark.parametrize("stream", [False, True])

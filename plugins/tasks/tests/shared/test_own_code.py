@@ -15,7 +15,7 @@ from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.seq2seq.encode import _ended
 from distcore_tasks.shared.jagged import flat_rows
-from distcore_tasks.shared.pretrained import load_tokenizer, own_code_warning
+from distcore_tasks.shared.pretrained import load_tokenizer, one_line_errors, own_code_warning
 from distcore_tasks.shared.sources import data_warnings
 from distcore_tasks.shared.tokenize_rows import ended
 
@@ -72,3 +72,20 @@ def test_texts_that_end_with_their_own_end_token_have_one() -> None:
     before_language = flat_rows([np.asarray(row, np.int32) for row in ([5, 2, 2, 9], [5, 2, 9], [5, 9])])
     targets = _ended(before_language, 2, 8, behind=1)
     assert [targets.row(place).tolist() for place in range(3)] == [[5, 2, 9]] * 3
+
+
+def test_a_package_that_does_not_import_is_named_where_transformers_names_its_own_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "speedup.py").write_text('raise RuntimeError("operator nms does not exist")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+
+    load = (
+        "try:\n    import speedup\n"
+        "except Exception as error: raise ModuleNotFoundError('Could not import module BertModel') from error\n"
+    )
+    with pytest.raises(ModelError) as raised, one_line_errors("model bert: cannot be loaded"):
+        exec(load, {"__name__": "transformers.utils.import_utils"})
+    assert "the installed package speedup does not import (RuntimeError: operator nms does not exist)" in str(
+        raised.value
+    )
