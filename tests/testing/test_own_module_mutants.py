@@ -484,7 +484,6 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("fsdp", {}),
     ("horovod", {}),
     ("accelerate", {}),
-    ("accelerate", {"backend": "fsdp2"}),
     ("accelerate", {"backend": "deepspeed", "zero_stage": 3}),
     ("mesh", {"tp": 2}),
     ("mesh", {"pp": 2}),
