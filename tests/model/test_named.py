@@ -299,7 +299,14 @@ def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_ele
 def lab(tmp_path: Path) -> Lab:
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     hooks = Hooks("single", SingleStrategy())
-    return Lab(hooks=hooks, base=RunConfig(device="cpu"), world=world, rank_info=RankInfo(), folder=tmp_path)
+    return Lab(
+        hooks=hooks,
+        base=RunConfig(device="cpu"),
+        world=world,
+        rank_info=RankInfo(),
+        folder=tmp_path,
+        hooks_with=lambda extensions: hooks,
+    )
 
 
 def job(lab: Lab, name: str, **options: Any) -> Job:

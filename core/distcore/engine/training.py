@@ -60,9 +60,17 @@ class Training:
     """The best evaluation so far."""
 
     @classmethod
-    def build(cls, config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets) -> Self:
+    def build(
+        cls,
+        config: RunConfig,
+        hooks: Hooks,
+        world: World,
+        task: Task,
+        data: Datasets,
+        proof: Proof | None = None,
+    ) -> Self:
         """Build the model, and neither agree with other ranks nor write a run folder: for laboratories and tools."""
-        run = build_run(config, hooks, world, task, data)
+        run = build_run(config, hooks, world, task, data, proof=proof)
         return cls(run=run, hooks=hooks, task=BoundTask.of(task), data=data, saver=Saver(run, hooks, {}))
 
     @classmethod

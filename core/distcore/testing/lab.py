@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import lcm
@@ -19,6 +19,7 @@ from distcore.config.loading import with_changes
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loader import MicroBatches, one_step
 from distcore.engine.loop import Step
+from distcore.engine.proof import Proof
 from distcore.engine.training import Training
 from distcore.files import write_atomically
 from distcore.model.optim import optimizer_options
@@ -89,6 +90,10 @@ class Job:
         ``interrupted``: also evaluate and save after half of them. Fewer steps if the run ends before. Every rank
         calls. Raises AgreementError if ranks train on the wrong rows.
         """
+        return self.saved(self.take_steps(number, progress, interrupted))
+
+    def take_steps(self, number: int, progress: Progress | None = None, interrupted: bool = False) -> Trained:
+        """Train as ``train`` does, but do not save at the end; the result has no tensors."""
         done = progress or Progress()
         losses, norms, rates = [], [], []
         for step in islice(self.steps(done), number):
@@ -100,8 +105,11 @@ class Job:
             if interrupted and len(losses) == number // 2:
                 self.evaluate()
                 self.save(done)
-        path = self.save(done)
-        return Trained(progress=done, losses=losses, norms=norms, rates=rates, state=checkpoint.read_tensors(path))
+        return Trained(progress=done, losses=losses, norms=norms, rates=rates, state={})
+
+    def saved(self, trained: Trained) -> Trained:
+        """Save after ``take_steps``, and return its result with the tensors of the checkpoint. Every rank calls."""
+        return replace(trained, state=checkpoint.read_tensors(self.save(trained.progress)))
 
     def steps(self, progress: Progress) -> Iterator[Step]:
         """Train from ``progress`` to the end of the run; yield each step when it is done."""
@@ -154,6 +162,8 @@ class Lab:
     """This process as its launcher describes it."""
     folder: Path
     """A folder for this case alone; all ranks share it."""
+    hooks_with: Callable[[Mapping[str, object]], Hooks]
+    """Returns hooks of the strategy under test that more extensions hear, given by name."""
     blocks: int = 2
     """Blocks of the model of every problem."""
     _numbers: Iterator[int] = field(default_factory=count)
@@ -191,20 +201,23 @@ class Lab:
         hooks: Hooks | None = None,
         world: World | None = None,
         data: Datasets | None = None,
+        proof: Proof | None = None,
         **changes: Any,
     ) -> Job:
         """Build a run of ``problem``, with ``changes`` to ``config``. Every rank calls.
 
         ``hooks`` and ``world`` replace those of the strategy under test, ``data`` those that the problem prepares.
+        ``proof`` copies the built model.
         """
+        number = next(self._numbers)  # also of a run that this rank alone refuses
         hooks, config = hooks or self.hooks, self.config(**changes)
         problem = replace(problem, blocks=self.blocks)
         data = data or problem.prepare(config)
-        training = Training.build(config, hooks, world or self.world, problem, data)
-        folder = self.folder / (f"job-{next(self._numbers)}" + ("" if world is None else f"-of-{self.world.rank}"))
+        training = Training.build(config, hooks, world or self.world, problem, data, proof)
+        folder = self.folder / (f"job-{number}" + ("" if world is None else f"-of-{self.world.rank}"))
         return Job(task=problem, training=training, folder=folder)
 
-    def build_alone(self, problem: Problem, **changes: Any) -> Job:
+    def build_alone(self, problem: Problem, extensions: Mapping[str, object] | None = None, **changes: Any) -> Job:
         """Build the same run for one process: under the strategy ``single``, in this rank alone, on its device."""
         from distcore.strategies.single import SingleStrategy
 
@@ -216,7 +229,8 @@ class Lab:
             "strategy_options": {},
             "nproc": 1,
         }
-        return self.job(problem, Hooks("single", SingleStrategy()), world, **(config | changes))
+        hooks = Hooks("single", SingleStrategy(), extensions)
+        return self.job(problem, hooks, world, **(config | changes))
 
     def share(self, value: object) -> list[Any]:
         """Return the ``value`` of every rank, any JSON value, in rank order. Every rank calls.

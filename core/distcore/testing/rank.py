@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -62,9 +63,21 @@ def serve(assignment: Assignment) -> None:
 def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None) -> Iterator[Lab]:
     """Join a world for one measurement in this rank, and leave it at the end."""
     rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
-    hooks = Hooks(config.strategy, subject.strategy().plugin, extensions)
+
+    def hooks_with(more: Mapping[str, object]) -> Hooks:
+        return Hooks(config.strategy, subject.strategy().plugin, {**(extensions or {}), **more})
+
+    hooks = hooks_with({})
     world = hooks.setup(config, rank_info)
-    yield Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=folder, blocks=subject.blocks)
+    yield Lab(
+        hooks=hooks,
+        base=config,
+        world=world,
+        rank_info=rank_info,
+        folder=folder,
+        hooks_with=hooks_with,
+        blocks=subject.blocks,
+    )
     hooks.teardown(world)
 
 
@@ -100,8 +113,15 @@ def _serve_case(
     subject, name = assignment.subjects[number], name_of(number, index)
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
-    hooks, config = _hooks(subject, trace), _on_device(subject.config)
-    lab = Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch, blocks=subject.blocks)
+    lab = Lab(
+        hooks=_hooks(subject, trace),
+        base=_on_device(subject.config),
+        world=world,
+        rank_info=rank_info,
+        folder=scratch,
+        hooks_with=partial(_hooks, subject, trace),
+        blocks=subject.blocks,
+    )
     finding = subject.cases[index].measure_in(lab)
     write_atomically(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
     if finding.held is False:
@@ -110,9 +130,9 @@ def _serve_case(
         await_true(lambda: all(file.exists() for file in files), GRACE, "the case failed on this rank alone")
 
 
-def _hooks(subject: Subject, trace: Trace) -> Hooks:
+def _hooks(subject: Subject, trace: Trace, extensions: Mapping[str, object] | None = None) -> Hooks:
     strategy = subject.strategy()
-    return Hooks(strategy.name, strategy.plugin, {"trace": trace.extension()})
+    return Hooks(strategy.name, strategy.plugin, {"trace": trace.extension(), **(extensions or {})})
 
 
 def _on_device(config: RunConfig) -> RunConfig:

@@ -36,13 +36,23 @@ The case gets the function's name, with ``-`` for ``_``; its title is the first 
 """
 MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise", "memory")
 """The modules of ``distcore.testing.laws``; importing one registers its cases."""
+OWN_MODULES = "distcore.testing.laws.own_modules"
+"""The module with the cases of modules of a user's own."""
 
 
 def all_cases() -> Mapping[str, Case]:
-    """Return every case by name, in the order of the laws."""
+    """Return every case of the laws' own models by name, in the order of the laws."""
     for module in MODULES:
         import_module(f"distcore.testing.laws.{module}")
-    return _in_order(RANK_CASES | JOB_CASES)
+    cases = RANK_CASES | JOB_CASES
+    return _in_order({name: case for name, case in cases.items() if case.measure.__module__ != OWN_MODULES})
+
+
+def own_module_cases() -> Mapping[str, Case]:
+    """Return the cases of modules of a user's own by name: a run trains these, or is refused in one line."""
+    import_module(OWN_MODULES)
+    cases = RANK_CASES | JOB_CASES
+    return {name: case for name, case in cases.items() if case.measure.__module__ == OWN_MODULES}
 
 
 def task_cases() -> Mapping[str, Case]:

@@ -25,7 +25,7 @@ from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.problem import meta_model
 from distcore.testing.rank import SETUP, Assignment, finding_file, name_of, serve, setup_of, teardown_of
-from distcore.testing.register import JOB_CASES, all_cases, task_cases
+from distcore.testing.register import JOB_CASES, all_cases, own_module_cases, task_cases
 from distcore.testing.subject import Subject
 from distcore.testing.task_lab import task_lab
 from distcore.testing.trace import positions, who_is_stuck
@@ -52,7 +52,7 @@ def subject_of(
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
     config = strategies.expanded(load_config(None, changes | dict(settings or {})))
-    subject = Subject(config=config, cases=tuple(_chosen(all_cases(), only)))
+    subject = Subject(config=config, cases=tuple(_chosen({**all_cases(), **own_module_cases()}, only)))
     built = subject.strategy()
     if isinstance(built.plugin, ChecksModel):
         try:
@@ -129,8 +129,12 @@ class _Work:
     def _findings(self, number: int) -> list[Finding] | DistcoreError:
         subject = self.subjects[number]
         findings = [self.findings[number, case] for case in range(len(subject.cases))]
-        judged = subject.strict and len(findings) == len(all_cases())
-        return needless(subject.declared.exempt, findings) or findings if judged else findings
+        measured = {finding.case for finding in findings}
+        if not subject.strict or not measured.issuperset(all_cases()):
+            return findings
+        left_out = own_module_cases().keys() - measured
+        exempt = {name: reason for name, reason in subject.declared.exempt.items() if name not in left_out}
+        return needless(exempt, findings) or findings
 
     def _plan(self, number: int, subject: Subject) -> None:
         for index, case in enumerate(subject.cases):

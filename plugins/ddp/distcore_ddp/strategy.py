@@ -106,6 +106,7 @@ class DDPStrategy:
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = NEEDS_FIND_UNUSED
         if self.static_graph:
+            exempt["branches-by-row"] = "static_graph promises that each step uses the same layers"
             exempt["bit-for-bit"] = "the first step of a process rounds otherwise: torch then regroups its buckets"
         if self.compression != "none":
             reason = f"gradients are sent in {self.compression}"

@@ -17,7 +17,7 @@ from distcore_ddp.strategy import INEXACT, NEEDS_FIND_UNUSED, DDPStrategy
 def test_each_option_declares_the_laws_that_it_gives_up() -> None:
     assert set(DDPStrategy().capabilities.exempt) == {"unused-parameters"}
     assert not DDPStrategy(find_unused=True).capabilities.exempt
-    assert set(DDPStrategy(static_graph=True).capabilities.exempt) == {"bit-for-bit"}
+    assert set(DDPStrategy(static_graph=True).capabilities.exempt) == {"bit-for-bit", "branches-by-row"}
     assert {"gradient", "clipping"} < set(DDPStrategy(compression="fp16").capabilities.exempt)
 
 

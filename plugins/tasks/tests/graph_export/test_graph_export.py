@@ -166,7 +166,9 @@ def test_graphs_of_other_tasks_have_the_scores_of_the_model_that_transformers_lo
     folders = {form: exported(tmp_path / "run", tmp_path / form, "--format", form) for form in FORMATS}
     graph = torch.export.load(folders["torch-export"] / "model.pt2").module()
     session = onnxruntime.InferenceSession(folders["onnx"] / "model.onnx")
-    inputs = inputs_of(model, ROWS)
+    settings = whole / "preprocessor_config.json"
+    side = json.loads(settings.read_text())["size"]["height"] if settings.is_file() else 0
+    inputs = inputs_of(model, ROWS, side)
     with torch.no_grad():
         expected = model(**inputs)[0]
         assert torch.equal(graph(**inputs), expected)
@@ -175,11 +177,10 @@ def test_graphs_of_other_tasks_have_the_scores_of_the_model_that_transformers_lo
     assert (scores.argmax(-1) == expected.numpy().argmax(-1)).mean() >= 0.995
 
 
-def inputs_of(model: Any, rows: int) -> dict[str, torch.Tensor]:
-    """Random images, or random tokens of which a part is padding."""
+def inputs_of(model: Any, rows: int, side: int = 0) -> dict[str, torch.Tensor]:
+    """Random images of this height and width, or random tokens of which a part is padding."""
     chance = torch.Generator().manual_seed(0)
     if model.main_input_name == "pixel_values":
-        side = getattr(model.config, "image_size", 96)
         return {"pixel_values": torch.randn(rows, model.config.num_channels, side, side, generator=chance)}
     tokens = torch.randint(5, model.config.vocab_size, (rows, 19), generator=chance)
     lengths = torch.randint(1, 20, (rows, 1), generator=chance)
