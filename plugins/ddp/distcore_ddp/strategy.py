@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
@@ -170,10 +170,17 @@ class DDPStrategy:
         """All-reduce in the last micro-batch of a step. DDP sees the run's first one, too, if it records a graph."""
         state: DDPState = run.strategy_state
         is_recorded = self.static_graph and not state.has_run
-        state.has_run = True
         if last:
             return sends_gradients(state.wrapped)
         return _recorded(state) if is_recorded else _NO_CONTEXT
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Run the default. A static graph is recorded once it ends: its forward pass may have been in another block."""
+        share = defaults.backward(run, loss)
+        state: DDPState = run.strategy_state
+        state.has_run = True
+        return share
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
