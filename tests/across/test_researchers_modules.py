@@ -1,0 +1,125 @@
+"""Modules of researchers under each strategy: each trains as in one process, or is named or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_modules import NAMES, task_of
+from torch import Tensor
+
+from distcore import DistcoreError, RunConfig, train
+from distcore.checkpoint import read_tensors
+from distcore.errors import RankError
+from distcore.testing.reference import apart
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ranks,
+    pytest.mark.needs("distcore-ddp", "distcore-fsdp", "distcore-deepspeed"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+WAYS: dict[str, dict[str, Any]] = {
+    "one process": {"micro_batch_size": 2},
+    "ddp": {"strategy": "ddp", "nproc": 2, "micro_batch_size": 2},
+    "fsdp": {"strategy": "fsdp", "nproc": 2, "micro_batch_size": 2},
+    "deepspeed": {"strategy": "deepspeed:3", "nproc": 2, "micro_batch_size": 2},
+}
+"""How a run is cut, by name."""
+SHARDED = ("fsdp", "deepspeed")
+CLOSE = {"MixedKinds": 1e-3}
+"""Largest relative difference of weights from those of one process that has whole batches; 5e-6, but for bf16."""
+
+BUFFER = "forward updates the (buffer|frozen weight) '.*', once in each micro-batch"
+RANDOM = "draws random numbers outside of dropout by row"
+NAMED = {
+    "SpectralNorm": BUFFER,
+    "Codebook": BUFFER,
+    "Queue": BUFFER,
+    "TargetNetwork": BUFFER,
+    "DropConnect": RANDOM,
+    "VAE": RANDOM,
+    "StochasticDepth": RANDOM,
+    "ActNorm": "a row's loss depends on other rows of its micro-batch",
+    "Memory": "one plain process does not repeat itself",
+    "FakeQuantized": r"an evaluation changes the buffer 'quantize.zero_point'",
+}
+"""Modules whose results follow from the cut by their own nature: what a run says of them, and trains on."""
+
+UNUSED = "got no gradient in this step; freeze it, or --set strategy_options.find_unused=true"
+SLOPES = "cannot compute such gradients"
+DTYPES = "two dtypes|are sharded together, which torch does for one dtype alone"
+REFUSED: dict[tuple[str, str], str] = {
+    **{("ddp", name): UNUSED for name in ("SkippedExperts", "Unused", "Queue", "FrozenPart", "FourierFeatures")},
+    ("ddp", "Adversarial"): "needs strategy_options.find_unused=true",
+    ("deepspeed", "Adversarial"): "trains in phases",
+    ("fsdp", "WritesData"): "proof: after step 2 the loss differs",
+    ("deepspeed", "WritesData"): "proof: after step 2 the loss differs",
+    **{(way, name): SLOPES for way in SHARDED for name in ("Forces", "CheckpointedSlope")},
+    **{("deepspeed", name): SLOPES for name in ("NeuralODE", "Equilibrium")},
+    **{("fsdp", name): "no dimension that could be sharded" for name in ("OwnFunction", "Scalars")},
+    **{(way, "MixedKinds"): DTYPES for way in SHARDED},
+    ("fsdp", "ComplexLinear"): DTYPES,
+    ("deepspeed", "ComplexLinear"): "takes no complex parameters",
+    **{(way, "SparseBag"): "takes no sparse gradients" for way in SHARDED},
+    ("deepspeed", "compiled"): r"a result of torch.compile\(\)",
+    **{(way, "GrowsLazily"): "the first forward pass made the parameter 'late'" for way in WAYS if way != "deepspeed"},
+}
+"""What a way refuses in one line, by way and module."""
+FAILS = {(way, "SkippedExperts") for way in SHARDED} | {
+    ("deepspeed", "FunctionalCall"),
+    ("deepspeed", "GrowsLazily"),
+}
+"""What ends in a line that names the failed rank alone."""
+
+
+def run(out: Path, name: str, **changes: Any) -> tuple[str, dict[str, Tensor]]:
+    """Train a module for three steps; return why its first steps are not proved, and its weights."""
+    settings: dict[str, Any] = {
+        "lr": 0.05, "max_steps": 3, "global_batch_size": 8, "device": "cpu", "nproc": 1, "out": str(out),
+        "extensions": {"progress": False, "metrics": False}, "checkpoints": {"best": None}, "data_guard_steps": 0,
+        "optimizer": {"name": "sgd", "weight_decay": 0.0}, "log_level": "error", "timeout": 60,
+    }  # fmt: skip
+    train(RunConfig(**settings | changes), task_of(name))
+    proof = json.loads((out / "report.json").read_text())["proof"]
+    return proof["why"], dict(read_tensors(max((out / "checkpoints").iterdir()), ("model",)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Tensor]]:
+    """Return the weights of a module that one process trained on whole batches."""
+    folder, kept = tmp_path_factory.mktemp("whole"), dict[str, dict[str, Tensor]]()
+
+    def weights(name: str) -> dict[str, Tensor]:
+        if name not in kept:
+            why, kept[name] = run(folder / name, name, micro_batch_size=8)
+            assert not why or name in ("Memory", "FakeQuantized")
+        return kept[name]
+
+    return weights
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_trains_as_in_one_process_or_is_named(
+    way: str, name: str, whole: Callable[[str], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    if (way, name) in FAILS:
+        with pytest.raises(RankError, match=r"rank \d of 2 failed: "):
+            run(tmp_path / "run", name, **WAYS[way])
+        return
+    if says := REFUSED.get((way, name)):
+        with pytest.raises(DistcoreError, match=says) as refusal:
+            run(tmp_path / "run", name, **WAYS[way])
+        assert not isinstance(refusal.value, RankError)
+        assert "\n" not in str(refusal.value)
+        return
+    expected = whole(name)
+    why, weights = run(tmp_path / "run", name, **WAYS[way])
+    assert re.search(NAMED.get(name, "^$"), why), why
+    assert name in NAMED or apart(weights, expected)[0] <= CLOSE.get(name, 5e-6)
