@@ -15,7 +15,7 @@ from torch import Tensor
 from distcore import DistcoreError, RunConfig, train
 from distcore.checkpoint import read_tensors
 from distcore.errors import RankError
-from distcore.testing.reference import apart
+from distcore.testing.reference import largest_difference
 
 pytestmark = [
     pytest.mark.slow,
@@ -122,4 +122,4 @@ def test_a_module_trains_as_in_one_process_or_is_named(
     expected = whole(name)
     why, weights = run(tmp_path / "run", name, **WAYS[way])
     assert re.search(NAMED.get(name, "^$"), why), why
-    assert name in NAMED or apart(weights, expected)[0] <= CLOSE.get(name, 5e-6)
+    assert name in NAMED or largest_difference(weights, expected)[0] <= CLOSE.get(name, 5e-6)
