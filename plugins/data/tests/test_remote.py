@@ -254,6 +254,9 @@ def test_a_reader_that_ends_in_a_thread_of_its_own_holds_no_copies(
     yielded.set()
     assert ended.wait(60)
     assert not room.HELD
+    for thread in threading.enumerate():  # those that still fetch would open files of the next test
+        if "ThreadPool" in thread.name:
+            thread.join(60)
 
 
 def test_more_rows_than_the_cache_has_room_for_are_dropped_when_they_are_read(
