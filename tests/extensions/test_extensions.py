@@ -330,8 +330,8 @@ def test_an_evaluation_is_one_line() -> None:
 
 def test_a_folder_of_data_is_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a script, Python would import it as an empty package."""
-    (tmp_path / "sentences").mkdir()
+    (tmp_path / "folder_of_rows").mkdir()
     (tmp_path / "words.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert not registry.is_installed("sentences")
+    assert not registry.is_installed("folder_of_rows")
     assert registry.is_installed("words")

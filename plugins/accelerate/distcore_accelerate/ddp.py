@@ -29,8 +29,7 @@ from distcore_ddp import (
     check_gradients_averaged,
     has_state_in_buffers,
     rebuild_gradient_buckets,
-    send_no_gradients,
-    sends_gradients,
+    spare_evaluations,
     spare_unsendable_buffers,
     sum_hook,
 )
@@ -96,13 +95,13 @@ class Replicated(Backend):
         prepared.register_comm_hook(None, sum_hook())
         if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
             rebuild_gradient_buckets(prepared, prepared.module)
-        send_no_gradients(prepared)
+        spare_evaluations(prepared)
         return PreparedModel(model=prepared, optimizer=make_optimizer(model), state=prepared)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Have DDP send gradients in the last micro-batch alone."""
+        """Return DDP's ``no_sync`` for every micro-batch but the last."""
         wrapped: DistributedDataParallel | None = run.strategy_state
-        return sends_gradients(wrapped) if last and wrapped is not None else _NOTHING
+        return _NOTHING if last or wrapped is None else wrapped.no_sync()
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step. Raises StrategyError, one line, for a parameter without a gradient if none was expected."""

@@ -7,8 +7,7 @@ from distcore_ddp.replicas import (
     check_gradients_averaged,
     has_state_in_buffers,
     rebuild_gradient_buckets,
-    send_no_gradients,
-    sends_gradients,
+    spare_evaluations,
     spare_unsendable_buffers,
 )
 from distcore_ddp.sums import sum_hook
@@ -16,6 +15,6 @@ from distcore_ddp.traced_buckets import TracedBuckets
 
 __all__ = [
     "TracedBuckets", "check_gradients_averaged", "has_state_in_buffers", "rebuild_gradient_buckets",
-    "send_no_gradients", "sends_gradients", "spare_unsendable_buffers", "sum_hook",
+    "spare_evaluations", "spare_unsendable_buffers", "sum_hook",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,23 +69,24 @@ def _real_sum(parameter: nn.Parameter, sparse: bool) -> torch.Tensor:
     return (torch.view_as_real(parameter) if parameter.is_complex() else parameter).sum()
 
 
-def send_no_gradients(wrapped: Any) -> None:
-    """Have no pass through ``wrapped``, a model in torch's data-parallel wrapper, send gradients.
+def spare_evaluations(wrapped: Any) -> None:
+    """Have no pass of an evaluation through ``wrapped``, a model in torch's data-parallel wrapper, send gradients.
 
-    By default each pass with gradients does. One of an evaluation, whose metric takes gradients itself, would stay in
-    wait for a backward pass: the first micro-batch of the next step would then be sent at once, and again in the last.
+    By default each pass with gradients does. One whose metric takes gradients itself would stay in wait for a backward
+    pass: the first micro-batch of the next step would then be sent at once, and again in the last.
     """
-    wrapped.require_backward_grad_sync = False
+    before: list[bool] = []
 
+    def begin(module: Any, _inputs: object) -> None:
+        before.append(module.require_backward_grad_sync)
+        if not module.training:
+            module.require_backward_grad_sync = False
 
-@contextmanager
-def sends_gradients(wrapped: Any) -> Iterator[None]:
-    """Have the backward pass of the ``with`` block, which holds its forward pass, too, send gradients."""
-    wrapped.require_backward_grad_sync = True
-    try:
-        yield
-    finally:
-        send_no_gradients(wrapped)
+    def end(module: Any, _inputs: object, _outputs: object) -> None:
+        module.require_backward_grad_sync = before.pop()
+
+    wrapped.register_forward_pre_hook(begin)
+    wrapped.register_forward_hook(end, always_call=True)
 
 
 def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:

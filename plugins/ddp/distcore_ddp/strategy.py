@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,8 +31,7 @@ from distcore_ddp.replicas import (
     check_gradients_averaged,
     has_state_in_buffers,
     rebuild_gradient_buckets,
-    send_no_gradients,
-    sends_gradients,
+    spare_evaluations,
     spare_unsendable_buffers,
 )
 from distcore_ddp.sums import DTYPES, Sending, sum_hook
@@ -162,7 +160,7 @@ class DDPStrategy:
         # find_unused torch never regroups.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
-        send_no_gradients(wrapped)
+        spare_evaluations(wrapped)
         return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped, sending))
 
     @hookimpl
@@ -171,8 +169,9 @@ class DDPStrategy:
         state: DDPState = run.strategy_state
         is_recorded = self.static_graph and not state.has_run
         if last:
-            return sends_gradients(state.wrapped)
-        return _recorded(state) if is_recorded else _NO_CONTEXT
+            return _NO_CONTEXT
+        # Sums of this micro-batch would be summed once more with the others at the end of the step.
+        return state.sending.paused() if is_recorded else state.wrapped.no_sync()
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
@@ -188,10 +187,3 @@ class DDPStrategy:
         if not (self.static_graph or self.find_unused):
             check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)
-
-
-@contextmanager
-def _recorded(state: DDPState) -> Iterator[None]:
-    """Have DDP see a micro-batch whose sums would be summed once more with the others at the end of the step."""
-    with sends_gradients(state.wrapped), state.sending.paused():
-        yield

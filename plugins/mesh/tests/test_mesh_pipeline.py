@@ -159,7 +159,7 @@ def averaged(lab):
     for make in (lab.job, lab.build_alone):
         job = make(Problem(), ema={"decay": 0.5})
         trained = job.train(3)
-        without = replace(job, run=replace(job.run, ema=None))
+        without = replace(job, training=replace(job.training, run=replace(job.run, ema=None)))
         losses.append((job.evaluate().metrics["loss"], trained.losses[-1], without.evaluate().metrics["loss"]))
     return losses
 
