@@ -9,13 +9,58 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from distcore import RankInfo, RunConfig, launch
+import torch
+from torch import nn
+from traffic import Traffic
+
+from distcore import Datasets, RankInfo, RunConfig, StrategyError, launch
 from distcore.rank_environment.environment import join
 from distcore.testing.lab import Job
-from distcore.testing.problem import Problem
+from distcore.testing.problem import WIDTH, Classifier, Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.store import store_for
 from distcore.testing.subject import Subject
+
+SIDE = 512
+"""A layer of this width and height has a weight of one MiB."""
+GATHER, SUM = "_allgather_base_", "_reduce_scatter_base_"
+"""Operations by which weights of shards are gathered, and their gradients summed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wide(Problem):
+    """Its gradients are some MiB."""
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model: Any = Classifier(blocks=self.blocks)
+        wide = [nn.Linear(SIDE, SIDE) for _ in range(3)]
+        model.frozen = nn.Sequential(nn.Linear(WIDTH, SIDE), *wide, nn.Linear(SIDE, WIDTH))
+        return model  # type: ignore[no-any-return]
+
+
+def trains(job: Job) -> bool:
+    """Return False if the strategy ends the first step by a line of its own."""
+    try:
+        job.train(1)
+    except StrategyError:
+        return False
+    return True
+
+
+def gathered_in(job: Job) -> set[torch.dtype]:
+    """Return the dtypes in which a step gathers weights."""
+    return _exchanged(job, GATHER)
+
+
+def summed_in(job: Job) -> set[torch.dtype]:
+    """Return the dtypes in which a step sums gradients."""
+    return _exchanged(job, SUM)
+
+
+def _exchanged(job: Job, operation: str) -> set[torch.dtype]:
+    with Traffic() as traffic:
+        job.train(1)
+    return set(traffic.dtypes(operation))
 
 
 @dataclass(frozen=True, kw_only=True)

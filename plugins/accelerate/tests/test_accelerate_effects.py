@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ import yaml
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-from option_effects import Effect, assert_effects
-from torch import nn
+from option_effects import Effect, Wide, assert_effects, trains
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from traffic import Traffic
 
-from distcore import ConfigError, Datasets, RunConfig, StrategyError, World
+from distcore import ConfigError, RunConfig, StrategyError, World
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Job
-from distcore.testing.problem import WIDTH, Classifier, Problem
+from distcore.testing.problem import Problem
 from distcore_accelerate import accelerator, strategy
 from distcore_accelerate.checks import check_settings
 from distcore_accelerate.deepspeed_config import user_config
@@ -28,21 +27,8 @@ from distcore_accelerate.fsdp2 import plugin_arguments
 from distcore_accelerate.settings import Settings, read_settings
 from distcore_accelerate.strategy import AccelerateStrategy
 
-SIDE = 512
-"""A layer of this width and height has a weight of one MiB."""
 ON_FSDP2 = ("reshard_after_forward", "wrap_classes")
 """Options of the backend that needs GPUs: it is told that it has some."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wide(Problem):
-    """Its gradients are some MiB."""
-
-    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        model: Any = Classifier(blocks=self.blocks)
-        wide = [nn.Linear(SIDE, SIDE) for _ in range(3)]
-        model.frozen = nn.Sequential(nn.Linear(WIDTH, SIDE), *wide, nn.Linear(SIDE, WIDTH))
-        return model  # type: ignore[no-any-return]
 
 
 def engine(job: Job) -> str:
@@ -57,14 +43,6 @@ def stage(job: Job) -> int:
 def buckets(job: Job) -> int:
     job.train(2)
     return int(job.run.strategy_state._get_ddp_logging_data()["num_buckets_reduced"])
-
-
-def trains(job: Job) -> bool:
-    try:
-        job.train(1)
-    except StrategyError:
-        return False
-    return True
 
 
 def gathers_again(job: Job) -> bool:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from option_effects import Effect, assert_effects
-from torch import nn
+from option_effects import SIDE, Effect, Wide, assert_effects, trains
 from traffic import Traffic
 
-from distcore import ConfigError, Datasets, RunConfig, StrategyError
+from distcore import ConfigError, RunConfig, StrategyError
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Job
-from distcore.testing.problem import WIDTH, Classifier, Problem
+from distcore.testing.problem import Problem
 from distcore_ddp.strategy import DDPStrategy
-
-SIDE = 512
-"""A layer of this width and height has a weight of one MiB."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wide(Problem):
-    """Its gradients are some MiB."""
-
-    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        model: Any = Classifier(blocks=self.blocks)
-        wide = [nn.Linear(SIDE, SIDE) for _ in range(3)]
-        model.frozen = nn.Sequential(nn.Linear(WIDTH, SIDE), *wide, nn.Linear(SIDE, WIDTH))
-        return model  # type: ignore[no-any-return]
 
 
 def buckets(job: Job) -> int:
@@ -42,14 +27,6 @@ def buckets(job: Job) -> int:
 def is_static(job: Job) -> bool:
     job.train(1)
     return bool(job.run.strategy_state.wrapped._get_ddp_logging_data().get("static_graph"))
-
-
-def trains(job: Job) -> bool:
-    try:
-        job.train(1)
-    except StrategyError:
-        return False
-    return True
 
 
 def sent_in(job: Job) -> set[torch.dtype]:

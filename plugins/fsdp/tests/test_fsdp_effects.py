@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from option_effects import Effect, assert_effects
+from option_effects import GATHER, Effect, assert_effects, gathered_in, summed_in
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from traffic import Traffic
@@ -20,7 +20,6 @@ from distcore.testing.lab import Job
 from distcore.testing.problem import Problem, meta_model
 from distcore_fsdp.strategy import FSDPStrategy
 
-GATHER, SUM = "_allgather_base_", "_reduce_scatter_base_"
 MATRICES = frozenset({"mm", "addmm"})
 
 
@@ -39,18 +38,6 @@ def layout(job: Job) -> tuple[int, ...]:
 
 def units(job: Job) -> set[str]:
     return {name for name, module in job.run.module.named_modules() if isinstance(module, FSDPModule)}
-
-
-def gathered_in(job: Job) -> set[torch.dtype]:
-    with Traffic() as traffic:
-        job.train(1)
-    return set(traffic.dtypes(GATHER))
-
-
-def summed_in(job: Job) -> set[torch.dtype]:
-    with Traffic() as traffic:
-        job.train(1)
-    return set(traffic.dtypes(SUM))
 
 
 def is_offloaded(job: Job) -> bool:

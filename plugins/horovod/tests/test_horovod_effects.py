@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from option_effects import Effect, assert_effects
+from option_effects import Effect, assert_effects, trains
 from torch import Tensor, nn
 
 from distcore import ConfigError, RunConfig, StrategyError
@@ -95,14 +95,6 @@ def waits(job: Job) -> bool:
         hvd.allreduce(torch.ones(1), name=f"timed-{number}", op=hvd.Sum)
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:]) > 0.06
-
-
-def trains(job: Job) -> bool:
-    try:
-        job.train(1)
-    except StrategyError:
-        return False
-    return True
 
 
 EFFECTS = {

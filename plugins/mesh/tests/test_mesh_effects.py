@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from option_effects import Effect, assert_effects
+from option_effects import Effect, assert_effects, gathered_in, summed_in
 from sentences import LENGTH, Sentences
 from torch import nn
 from traffic import Traffic
@@ -19,7 +19,6 @@ from distcore.testing.lab import Job
 from distcore.testing.problem import VOCABULARY, Problem
 from distcore_mesh.strategy import MeshStrategy
 
-GATHER, SUM = "_allgather_base_", "_reduce_scatter_base_"
 IN_BF16 = {"precision": "bf16"}
 
 
@@ -65,18 +64,6 @@ def messages(job: Job) -> str:
     with Traffic() as traffic:
         job.train(1)
     return "".join(name[0] for name, *_ in traffic.sent if name in ("send", "recv_"))
-
-
-def gathered_in(job: Job) -> set[torch.dtype]:
-    with Traffic() as traffic:
-        job.train(1)
-    return set(traffic.dtypes(GATHER))
-
-
-def summed_in(job: Job) -> set[torch.dtype]:
-    with Traffic() as traffic:
-        job.train(1)
-    return set(traffic.dtypes(SUM))
 
 
 def computed(job: Job) -> int:
